@@ -1,0 +1,66 @@
+//! The few compound steps that everything is written and read with (spec: ordering).
+
+use std::path::Path;
+
+use super::{Call, Fs, FsError, Result};
+use crate::clock::Chance;
+
+/// Creates `path` in place with all of `bytes`, synced with its directory.
+///
+/// For names with a nonce or an exclusive number. A crash leaves nothing or a torn file, which its closing line betrays.
+/// Spec: ordering, "Put new".
+pub fn put_new(fs: &dyn Fs, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let mut file = fs.create(path, mode)?;
+    file.write(bytes)?;
+    file.sync()?;
+    file.close()?;
+    fs.sync_dir(path.parent().unwrap_or(Path::new("")))
+}
+
+/// Publishes `bytes` under `path`, whole or not at all, replacing what is there.
+///
+/// For names whose content is a function of the name, so that doing it twice or late is harmless. The temporary file lies in
+/// the same directory, begins with `.t-` and is used once. Spec: ordering, "Publish".
+pub fn publish(fs: &dyn Fs, chance: &dyn Chance, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let temp = path.with_file_name(format!(".t-{:016x}", chance.bits()));
+    let written = (|| {
+        let mut file = fs.create(&temp, mode)?;
+        file.write(bytes)?;
+        file.sync()?;
+        file.close()
+    })();
+    if let Err(error) = written {
+        let _ = fs.unlink(&temp);
+        return Err(error);
+    }
+    fs.rename(&temp, path)
+}
+
+/// Reads the whole file, opened afresh.
+pub fn read_all(fs: &dyn Fs, path: &Path) -> Result<Vec<u8>> {
+    read_from(fs, path, 0)
+}
+
+/// Reads the file from `offset` to its end, opened afresh.
+pub fn read_from(fs: &dyn Fs, path: &Path, offset: u64) -> Result<Vec<u8>> {
+    let mut file = fs.open(path)?;
+    let mut bytes = Vec::new();
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let n = file.read_at(&mut buffer, offset + bytes.len() as u64)?;
+        if n == 0 {
+            return Ok(bytes);
+        }
+        bytes.extend_from_slice(&buffer[..n]);
+    }
+}
+
+/// Reads the whole file, but fails with `EFBIG` if it is longer than `limit` bytes.
+pub fn read_up_to(fs: &dyn Fs, path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let file = fs.open(path)?;
+    if file.stat()?.len > limit {
+        return Err(FsError::new(Call::Read, path, libc::EFBIG));
+    }
+    drop(file);
+    read_all(fs, path)
+}

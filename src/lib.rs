@@ -1,0 +1,9 @@
+//! A job queue that is a directory on a shared file system.
+//!
+//! The library never prints and never reads the user's environment; the `fq` binary in `cli` is its face.
+//! `ARCHITECTURE.md` has the map of the modules, `spec/` the protocol that they implement.
+
+pub mod clock;
+pub mod fs;
+pub mod process;
+pub mod protocol;

@@ -1,0 +1,3 @@
+//! The `fq` command: arguments in, exit code out.
+
+fn main() {}

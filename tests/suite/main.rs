@@ -1,0 +1,1 @@
+//! The tests of the whole: one binary, one module per feature.
