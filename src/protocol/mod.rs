@@ -13,3 +13,6 @@
 pub mod digest;
 pub mod frame;
 pub mod id;
+pub mod layout;
+pub mod record;
+pub mod version;
