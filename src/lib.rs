@@ -5,5 +5,7 @@
 
 pub mod clock;
 pub mod fs;
+pub mod journal;
+pub mod mailbox;
 pub mod process;
 pub mod protocol;

@@ -1,0 +1,455 @@
+//! A worker's append-only log in the store: its only writer, and the tails of its readers (spec: records, "Journal").
+//!
+//! Invariants:
+//! - A written line is a promise, synced or not: somebody may have read it. A number is given once, and whenever a line is
+//!   written again it has the same number and the same bytes.
+//! - [`Writer::durable`] grows only when a sync of the file, and of its directory where the file is new, has returned.
+//! - After an error of a segment its descriptor is never written or synced again: what was not synced is gone for this file, even
+//!   if a later sync says otherwise. Everything after the last good sync is written again to the next segment.
+//! - Segments are numbered without gaps; segment `n+1` is never made before `n` exists.
+//! - A reader takes the longest prefix of whole, valid, consecutive lines. A short or damaged tail is "not yet". A line that is
+//!   whole but says something unknown is skipped with a report and stops nobody.
+
+use std::collections::VecDeque;
+
+use crate::fs::{ErrorKind, Fs, FsError, WriteFile, read_from};
+use crate::protocol::frame;
+use crate::protocol::id::WorkerId;
+use crate::protocol::layout;
+use crate::protocol::record::{Limits, Line};
+
+/// The mode of a segment: the master may be another user.
+const MODE: u32 = 0o644;
+
+/// How many segments that exist already are passed over when one is opened, before an error is returned.
+const OCCUPIED_MAX: u64 = 64;
+
+/// How many bytes one [`Tail::poll`] reads before it returns what it has, whatever else is there.
+const POLL_BYTES_MAX: usize = 16 << 20;
+
+/// Encodes `line` as number `seq`, checksum and newline included.
+fn encode(seq: u64, line: &Line) -> Vec<u8> {
+    let json = serde_json::to_string(line).expect("a line has string keys only");
+    frame::seal_line(&format!("{{\"seq\":{seq},{}", &json[1..]))
+}
+
+/// Appends to the journal of one worker incarnation; the only one who does.
+pub struct Writer {
+    wid: WorkerId,
+    segment_max: u64,
+    mark_sync: bool,
+    /// The segment that is open, or was open last.
+    segment: u64,
+    file: Option<Box<dyn WriteFile>>,
+    is_named_durably: bool,
+    len: u64,
+    seq: u64,
+    durable: u64,
+    /// The lines after `durable`, oldest first.
+    retained: VecDeque<Vec<u8>>,
+    /// How many of `retained` are written to the open segment.
+    written: usize,
+    /// Whether something besides a mark waits for a flush.
+    is_dirty: bool,
+}
+
+impl Writer {
+    /// Makes the journal of `wid`: its directory and the first segment with the line `open`, all durable on return.
+    ///
+    /// Fails as [`Writer::flush`] does; then nobody has a writer, and the incarnation is given up.
+    pub fn create(fs: &dyn Fs, wid: &WorkerId, limits: &Limits) -> Result<Self, FsError> {
+        match fs.mkdir(&layout::journal(wid)) {
+            // The name has 64 bits of chance: only a repeated call of our own can have made it.
+            Err(error) if error.kind != ErrorKind::Exists => return Err(error),
+            _ => {}
+        }
+        fs.sync_dir(layout::JOURNALS.as_ref())?;
+        let mut writer = Self {
+            wid: wid.clone(),
+            segment_max: limits.segment_max,
+            mark_sync: false,
+            segment: 0,
+            file: None,
+            is_named_durably: false,
+            len: 0,
+            seq: 0,
+            durable: 0,
+            retained: VecDeque::new(),
+            written: 0,
+            is_dirty: false,
+        };
+        writer.append(&Line::Open { wid: wid.clone() });
+        writer.flush(fs)?;
+        Ok(writer)
+    }
+
+    /// Chooses whether the mark after a flush is synced too: for mounts where others see synced bytes only.
+    pub fn set_mark_sync(&mut self, sync: bool) {
+        self.mark_sync = sync;
+    }
+
+    /// Takes `line` as the next one and returns its number. Nothing is written before [`Writer::flush`].
+    pub fn append(&mut self, line: &Line) -> u64 {
+        self.is_dirty |= !matches!(line, Line::Mark { .. });
+        self.seq += 1;
+        self.retained.push_back(encode(self.seq, line));
+        self.seq
+    }
+
+    /// The number of the last line appended.
+    pub fn last(&self) -> u64 {
+        self.seq
+    }
+
+    /// The highest number whose sync has returned: that line and all before it survive a power loss.
+    pub fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Whether a flush has something to do: lines to write, or to write again after an error.
+    pub fn is_dirty(&self) -> bool {
+        self.is_dirty
+    }
+
+    /// Writes all lines, syncs once, then writes the mark that tells readers so.
+    ///
+    /// After an error [`Writer::durable`] says how far it came (it may have grown: the mark may be what failed), nothing is lost,
+    /// and the next flush tries again in a new segment. [`ErrorKind::NoSpace`] is what a full disk or quota gives.
+    pub fn flush(&mut self, fs: &dyn Fs) -> Result<(), FsError> {
+        if !self.is_dirty {
+            return Ok(());
+        }
+        let outcome = self.try_flush(fs);
+        if outcome.is_err() {
+            self.file = None;
+            self.written = 0;
+            self.is_dirty = true;
+        }
+        outcome
+    }
+
+    fn try_flush(&mut self, fs: &dyn Fs) -> Result<(), FsError> {
+        if self.file.is_none() {
+            self.open_next(fs)?;
+        }
+        self.write_waiting()?;
+        self.sync(fs)?;
+        self.append(&Line::Mark { d: self.durable });
+        self.write_waiting()?;
+        if self.mark_sync {
+            self.sync(fs)?;
+        }
+        self.is_dirty = false;
+        if self.len >= self.segment_max {
+            self.append(&Line::Seal { next: self.segment + 1 });
+            self.write_waiting()?;
+            self.sync(fs)?;
+            self.is_dirty = false;
+            if let Some(file) = self.file.take() {
+                // All of it is synced; what closing says changes nothing.
+                let _ = file.close();
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the next segment.
+    ///
+    /// A number whose creation failed is tried again, so that there is no gap; if it was created all the same, it is found
+    /// occupied then and left empty.
+    fn open_next(&mut self, fs: &dyn Fs) -> Result<(), FsError> {
+        for _ in 0..OCCUPIED_MAX {
+            match fs.create(&layout::segment(&self.wid, self.segment + 1), MODE) {
+                Ok(file) => {
+                    self.segment += 1;
+                    self.file = Some(file);
+                    self.is_named_durably = false;
+                    self.len = 0;
+                    self.written = 0;
+                    return Ok(());
+                }
+                Err(error) if error.kind == ErrorKind::Exists => self.segment += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FsError::new(crate::fs::Call::Create, &layout::segment(&self.wid, self.segment), libc::EEXIST))
+    }
+
+    fn write_waiting(&mut self) -> Result<(), FsError> {
+        let bytes: Vec<u8> = self.retained.iter().skip(self.written).flatten().copied().collect();
+        if let (Some(file), false) = (self.file.as_mut(), bytes.is_empty()) {
+            file.write(&bytes)?;
+            self.len += bytes.len() as u64;
+            self.written = self.retained.len();
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, fs: &dyn Fs) -> Result<(), FsError> {
+        if let Some(file) = self.file.as_mut() {
+            file.sync()?;
+        }
+        if !self.is_named_durably {
+            fs.sync_dir(&layout::journal(&self.wid))?;
+            self.is_named_durably = true;
+        }
+        self.durable = self.seq;
+        self.retained.clear();
+        self.written = 0;
+        Ok(())
+    }
+}
+
+/// Follows one worker's journal for one reader.
+#[derive(Debug, Clone)]
+pub struct Tail {
+    wid: WorkerId,
+    /// The segment that is read; 0 before it is known where to begin.
+    segment: u64,
+    offset: u64,
+    /// Where it was before it came to `segment`, for the case that it left too early.
+    before: Option<(u64, u64)>,
+    seq: u64,
+    mark: u64,
+    /// Polls in a row without a new line.
+    quiet: u32,
+}
+
+/// What [`Tail::poll`] found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TailNews {
+    /// The new lines with their numbers, in order; numbers of skipped lines are missing.
+    pub lines: Vec<(u64, Line)>,
+    /// The highest durable number that the writer has told of, in this poll or before; 0 if none.
+    pub mark: u64,
+    /// Whether there is a new line, known or not: a sign of life.
+    pub grew: bool,
+    /// The first thing that is wrong with the journal.
+    pub damaged: Option<Damage>,
+}
+
+/// Something wrong with a journal, for reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The segment.
+    pub segment: u64,
+    /// The number of the line, or of the one before if the line itself has none that can be trusted.
+    pub seq: u64,
+    /// What.
+    pub what: Wrong,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wrong {
+    /// Whole and checksummed but not understood; it was skipped.
+    Unknown(String),
+    /// Its checksum is wrong although valid lines follow; nothing after it in this segment is read.
+    Checksum,
+}
+
+impl Tail {
+    /// Follows the journal from its beginning.
+    pub fn new(wid: WorkerId) -> Self {
+        Self::at(wid, 0)
+    }
+
+    /// Follows the journal after line `seq`.
+    pub fn at(wid: WorkerId, seq: u64) -> Self {
+        Self { wid, segment: 0, offset: 0, before: None, seq, mark: 0, quiet: 0 }
+    }
+
+    /// Whose journal it is.
+    pub fn wid(&self) -> &WorkerId {
+        &self.wid
+    }
+
+    /// The number of the last line read.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Reads what is new, by a fresh open of the segment.
+    ///
+    /// A journal that is not there (yet) is no error and has no news. Costs one open as long as lines come; a listing more now
+    /// and then while none do, because a writer that met an error goes on in the next segment without sealing this one.
+    pub fn poll(&mut self, fs: &dyn Fs) -> Result<TailNews, FsError> {
+        let look = self.quiet.saturating_add(1);
+        self.read(fs, look.is_power_of_two() || look.is_multiple_of(16))
+    }
+
+    /// Reads all that is there, looking into every segment: the last reading before a worker is declared lost.
+    pub fn finish(&mut self, fs: &dyn Fs) -> Result<TailNews, FsError> {
+        let mut all = self.read(fs, true)?;
+        let mut grew = all.grew;
+        while grew {
+            let more = self.read(fs, true)?;
+            grew = more.grew;
+            all.lines.extend(more.lines);
+            all.damaged = all.damaged.or(more.damaged);
+        }
+        all.mark = self.mark;
+        Ok(all)
+    }
+
+    fn read(&mut self, fs: &dyn Fs, look: bool) -> Result<TailNews, FsError> {
+        let mut news = TailNews::default();
+        if self.segment == 0 && !self.find_start(fs)? {
+            return Ok(news);
+        }
+        let mut bytes_left = POLL_BYTES_MAX;
+        let mut has_looked = !look;
+        loop {
+            let (used, sealed) = self.read_segment(fs, &mut news)?;
+            bytes_left = bytes_left.saturating_sub(used);
+            if bytes_left == 0 {
+                break;
+            }
+            if sealed {
+                self.go_to(self.segment + 1);
+            } else if !has_looked && !news.grew {
+                // The next segment is looked for first and this one read once more after that, so that no line synced here
+                // before the next was made can be missed.
+                has_looked = true;
+                if !self.next_exists(fs)? {
+                    break;
+                }
+                if self.read_segment(fs, &mut news)?.0 == 0 {
+                    self.go_to(self.segment + 1);
+                    has_looked = false;
+                }
+            } else {
+                break;
+            }
+        }
+        self.quiet = if news.grew { 0 } else { self.quiet.saturating_add(1) };
+        news.mark = self.mark;
+        Ok(news)
+    }
+
+    fn go_to(&mut self, segment: u64) {
+        self.before = Some((self.segment, self.offset));
+        self.segment = segment;
+        self.offset = 0;
+    }
+
+    fn next_exists(&self, fs: &dyn Fs) -> Result<bool, FsError> {
+        Ok(segments(fs, &self.wid)?.contains(&(self.segment + 1)))
+    }
+
+    /// Takes the new lines of the present segment; returns how many bytes they have and whether the segment is sealed.
+    fn read_segment(&mut self, fs: &dyn Fs, news: &mut TailNews) -> Result<(usize, bool), FsError> {
+        let bytes = match read_from(fs, &layout::segment(&self.wid, self.segment), self.offset) {
+            Ok(bytes) => bytes,
+            Err(error) if error.not_found() => return Ok((0, false)),
+            Err(error) => return Err(error),
+        };
+        let (lines, used) = frame::valid_lines(&bytes, self.seq);
+        let mut sealed = false;
+        for (seq, text) in lines {
+            self.seq = seq;
+            news.grew = true;
+            match serde_json::from_str::<Line>(text) {
+                Ok(line) => {
+                    match line {
+                        Line::Mark { d } => self.mark = self.mark.max(d),
+                        // A seal that could not be written is repeated in the segment that it names, where it means nothing.
+                        Line::Seal { next } => sealed |= next > self.segment,
+                        _ => {}
+                    }
+                    news.lines.push((seq, line));
+                }
+                Err(error) => {
+                    let what = Wrong::Unknown(error.to_string());
+                    news.damaged.get_or_insert(Damage { segment: self.segment, seq, what });
+                }
+            }
+        }
+        self.offset += used as u64;
+        if used < bytes.len() {
+            self.judge_rest(&bytes[used..], news);
+        }
+        Ok((used, sealed))
+    }
+
+    /// Looks at what stopped the walk: a gap means that the segment before was left too early.
+    fn judge_rest(&mut self, rest: &[u8], news: &mut TailNews) {
+        let mut lines = rest.split_inclusive(|&b| b == b'\n');
+        let first = lines.next().and_then(frame::open_line);
+        match (first, self.before) {
+            (Some((seq, _)), Some((segment, offset))) if seq > self.seq + 1 && self.offset == 0 => {
+                (self.segment, self.offset) = (segment, offset);
+                self.before = None;
+            }
+            (None, _) if lines.any(|line| frame::open_line(line).is_some()) => {
+                let what = Wrong::Checksum;
+                news.damaged.get_or_insert(Damage { segment: self.segment, seq: self.seq, what });
+            }
+            _ => {}
+        }
+    }
+
+    /// Finds the last segment that begins at or before the line wanted; says whether there is one.
+    fn find_start(&mut self, fs: &dyn Fs) -> Result<bool, FsError> {
+        let found = segments(fs, &self.wid)?;
+        for &segment in found.iter().rev() {
+            if found.first() == Some(&segment) || first_seq(fs, &self.wid, segment)?.is_some_and(|n| n <= self.seq + 1) {
+                self.segment = segment;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Lists the segments of a journal in order; none if the journal is not there.
+fn segments(fs: &dyn Fs, wid: &WorkerId) -> Result<Vec<u64>, FsError> {
+    let entries = match fs.list(&layout::journal(wid)) {
+        Ok(entries) => entries,
+        Err(error) if error.not_found() => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found: Vec<u64> = entries.iter().filter_map(|entry| layout::parse_segment(&entry.name)).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The number of the first line of a segment; `None` if it has no whole line.
+fn first_seq(fs: &dyn Fs, wid: &WorkerId, segment: u64) -> Result<Option<u64>, FsError> {
+    let mut file = match fs.open(&layout::segment(wid, segment)) {
+        Ok(file) => file,
+        Err(error) if error.not_found() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 8192];
+    loop {
+        let n = file.read_at(&mut buffer, bytes.len() as u64)?;
+        bytes.extend_from_slice(&buffer[..n]);
+        if let Some(end) = bytes.iter().position(|&b| b == b'\n') {
+            return Ok(frame::open_line(&bytes[..=end]).map(|(seq, _)| seq));
+        }
+        if n == 0 || bytes.len() > POLL_BYTES_MAX {
+            return Ok(None);
+        }
+    }
+}
+
+/// Reads the one line `seq` of a journal; `None` if it is not there or not understood.
+pub fn read_line(fs: &dyn Fs, wid: &WorkerId, seq: u64) -> Result<Option<Line>, FsError> {
+    for segment in segments(fs, wid)?.into_iter().rev() {
+        if first_seq(fs, wid, segment)?.is_none_or(|first| first > seq) {
+            continue;
+        }
+        let bytes = match read_from(fs, &layout::segment(wid, segment), 0) {
+            Ok(bytes) => bytes,
+            Err(error) if error.not_found() => continue,
+            Err(error) => return Err(error),
+        };
+        let found = bytes.split_inclusive(|&b| b == b'\n').filter_map(frame::open_line).find(|(n, _)| *n == seq);
+        if let Some((_, text)) = found {
+            return Ok(serde_json::from_str(text).ok());
+        }
+    }
+    Ok(None)
+}
