@@ -16,7 +16,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 mod compound;
+mod counting;
+mod faulty;
+mod host;
+mod latch;
+mod mount;
+mod watch;
+
 pub use compound::{publish, put_new, read_all, read_from, read_up_to};
+pub use counting::{Counting, Counts};
+pub use faulty::{Faulty, Rule};
+pub use host::{Durability, HostFs, HostOptions};
+pub use mount::{MountInfo, MountKind};
+pub use watch::Watch;
 
 /// The result of a file operation.
 pub type Result<T> = std::result::Result<T, FsError>;
@@ -287,8 +299,13 @@ impl FsError {
     }
 
     /// Whether the call was certainly not executed and will not be.
+    ///
+    /// Never true of writing, syncing and closing, which may fail half-way; a rename that was done but could not be made
+    /// durable reports the call that failed, [`Call::Sync`] or [`Call::SyncDir`].
     pub fn refused(&self) -> bool {
-        matches!(self.kind, ErrorKind::NoSpace | ErrorKind::ReadOnly | ErrorKind::Denied | ErrorKind::Planted)
+        let is_whole = !matches!(self.call, Call::Write | Call::Sync | Call::SyncDir | Call::Close);
+        is_whole
+            && matches!(self.kind, ErrorKind::NoSpace | ErrorKind::ReadOnly | ErrorKind::Denied | ErrorKind::Planted)
     }
 
     /// Whether nothing is there under that name, as far as this look can tell.
@@ -312,3 +329,21 @@ impl fmt::Display for FsError {
 }
 
 impl std::error::Error for FsError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_call_that_did_nothing_counts_as_refused() {
+        let refused = |call, errno| FsError::new(call, Path::new("a"), errno).refused();
+        assert!(refused(Call::Create, libc::ENOSPC));
+        assert!(refused(Call::Rename, libc::EACCES));
+        assert!(refused(Call::Open, libc::ELOOP));
+        assert!(!refused(Call::Write, libc::ENOSPC));
+        assert!(!refused(Call::Sync, libc::EDQUOT));
+        assert!(!refused(Call::SyncDir, libc::ENOSPC));
+        assert!(!refused(Call::Rename, libc::EIO));
+        assert!(!refused(Call::Rename, libc::ENOENT));
+    }
+}
