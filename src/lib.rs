@@ -9,3 +9,4 @@ pub mod journal;
 pub mod mailbox;
 pub mod process;
 pub mod protocol;
+pub mod state;

@@ -302,6 +302,18 @@ impl Ranges {
         None
     }
 
+    /// The number at `position` of the sorted set, from 0.
+    pub fn nth(&self, position: u64) -> Option<u64> {
+        let mut before = 0;
+        for &(a, b) in &self.0 {
+            if position - before <= b - a {
+                return Some(a + (position - before));
+            }
+            before += b - a + 1;
+        }
+        None
+    }
+
     /// All numbers in order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().flat_map(|&(a, b)| a..=b)

@@ -14,5 +14,6 @@ pub mod digest;
 pub mod frame;
 pub mod id;
 pub mod layout;
+pub mod lifecycle;
 pub mod record;
 pub mod version;
