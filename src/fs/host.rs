@@ -1,39 +1,26 @@
 //! The files of a queue on a real mount, always relative to a descriptor of its directory.
 //!
 //! Invariants:
-//! - No link is followed below the queue directory, in any part of a path: the kernel resolves with `RESOLVE_NO_SYMLINKS` and
-//!   `RESOLVE_BENEATH` where it can, and elsewhere each directory is opened by its own name. The last name is used only by
-//!   calls that do not follow it.
-//! - Opening never blocks on a pipe or a device: what is not a regular file is refused as [`ErrorKind::Planted`].
-//! - Every call starts again at the queue directory, so a stale handle is answered by trying again, at most ten times.
+//! - Every call starts again at the queue directory, so a stale handle is answered by trying again, at most ten times, and
+//!   follows no link on its way (see `beneath`).
 //! - A failed sync is never tried again on the same descriptor.
 
-use std::ffi::OsStr;
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
-use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use fs2::FileExt;
-use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::beneath::{Base, Resolve, open_dir, open_regular, refuse_planted, retry, retry_interrupted, split};
 use super::latch::Latch;
+use super::lock::lock;
 use super::mount::MountInfo;
-use super::{
-    Call, Entry, EntryKind, ErrorKind, Fs, FsError, LockGuard, Locked, ReadFile, Result, Space, Stat, WriteFile,
-};
-
-/// How many times a stale handle (`ESTALE`) is answered by starting again before the name counts as not found.
-const STALE_RETRIES_MAX: u32 = 10;
+use super::{Call, Entry, EntryKind, ErrorKind, Fs, FsError, Locked, ReadFile, Result, Space, Stat, WriteFile};
 
 /// How often a rename that is refused as busy is tried again (`BeeGFS` right after a close), with 10, 20, 40, 80 ms in between.
 const BUSY_RETRIES_MAX: u32 = 4;
-
-/// What counts as "locks are not supported" besides the usual numbers: the kernel's own `ENOTSUPP`, which some NFS and
-/// autofs mounts let through.
-const ENOTSUPP: i32 = 524;
 
 /// How much care is taken that bytes and names survive a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -281,12 +268,8 @@ impl Fs for HostFs {
         sync_directory(&fd).map_err(at(Call::SyncDir, dir))
     }
 
-    /// A helper that is given up keeps its thread and descriptor until the kernel answers; a lock that it then gets it frees at
-    /// once.
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
-        let (base, owned) = (Arc::clone(&self.base), path.to_owned());
-        with_limit(limit, move || try_lock(&base, &owned))
-            .unwrap_or_else(|errno| Locked::Failed(FsError::new(Call::Lock, path, errno)))
+        lock(&self.base, path, limit)
     }
 
     fn space(&self) -> Result<Space> {
@@ -296,133 +279,6 @@ impl Fs for HostFs {
             // Btrfs and others make inodes as they go and report none at all.
             inodes_free: if stat.f_files == 0 { u64::MAX } else { stat.f_favail },
         })
-    }
-}
-
-/// The queue directory's descriptor and the way to get from it to a path.
-#[derive(Debug)]
-struct Base {
-    fd: OwnedFd,
-    resolve: Resolve,
-}
-
-/// How a path is walked without following links.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Resolve {
-    /// By `openat2`, in one call.
-    Kernel,
-    /// By opening each directory on the way.
-    Walk,
-}
-
-impl Resolve {
-    /// The kernel's way where it has one; older kernels and some containers' filters say no.
-    fn probe(fd: &OwnedFd) -> Self {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match retry(|| rustix::fs::openat2(fd, ".", flags, Mode::empty(), BENEATH)) {
-            Ok(_) => Self::Kernel,
-            Err(_) => Self::Walk,
-        }
-    }
-}
-
-const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
-
-impl Base {
-    /// Opens a directory of the queue; the empty path is the queue directory itself.
-    fn dir(&self, path: &Path, access: OFlags) -> rustix::io::Result<OwnedFd> {
-        check_path(path)?;
-        if path.as_os_str().is_empty() {
-            return open_dir(&self.fd, OsStr::new("."), access);
-        }
-        match self.resolve {
-            Resolve::Kernel => {
-                let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), BENEATH)
-            }
-            Resolve::Walk => {
-                let (parent, name) = split(path)?;
-                open_dir(&self.walk(parent)?, name, access)
-            }
-        }
-    }
-
-    /// Opens or creates what must not be a link.
-    fn file(&self, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
-        let (parent, name) = split(path)?;
-        let flags = flags | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
-        match self.resolve {
-            Resolve::Kernel => rustix::fs::openat2(&self.fd, path, flags, mode, BENEATH),
-            Resolve::Walk => rustix::fs::openat(&self.walk(parent)?, name, flags, mode),
-        }
-    }
-
-    /// Opens an existing regular file, without waiting for the other end if it is a pipe.
-    fn regular(&self, path: &Path, access: OFlags) -> rustix::io::Result<OwnedFd> {
-        let fd = match self.file(path, access | OFlags::NONBLOCK, Mode::empty()) {
-            // A socket, or a device without its driver.
-            Err(Errno::NXIO | Errno::NODEV) => return Err(Errno::LOOP),
-            other => other?,
-        };
-        match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
-            FileType::RegularFile => Ok(fd),
-            FileType::Directory => Err(Errno::ISDIR),
-            _ => Err(Errno::LOOP),
-        }
-    }
-
-    fn walk(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
-        let mut fd = open_dir(&self.fd, OsStr::new("."), OFlags::PATH)?;
-        for name in path {
-            fd = open_dir(&fd, name, OFlags::PATH)?;
-        }
-        Ok(fd)
-    }
-}
-
-fn open_dir(dir: &OwnedFd, name: &OsStr, access: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(dir, name, flags, Mode::empty())
-}
-
-/// Opens the file that is about to be moved; `None` for a directory, and for a file that this user may move but not read.
-fn open_regular(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<Option<OwnedFd>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-        Ok(fd) => match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
-            FileType::RegularFile => Ok(Some(fd)),
-            FileType::Directory => Ok(None),
-            _ => Err(Errno::LOOP),
-        },
-        Err(Errno::ACCESS) => refuse_planted(dir, name).map(|()| None),
-        Err(Errno::NXIO | Errno::NODEV) => Err(Errno::LOOP),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// Refuses links, pipes, sockets and devices: they are not ours to move or remove.
-///
-/// Only good manners: the calls that follow do not go through a link either way.
-fn refuse_planted(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
-    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile | FileType::Directory => Ok(()),
-        _ => Err(Errno::LOOP),
-    }
-}
-
-/// Refuses paths that could leave the queue directory, before the kernel sees them.
-fn check_path(path: &Path) -> rustix::io::Result<()> {
-    if path.components().all(|part| matches!(part, Component::Normal(_))) { Ok(()) } else { Err(Errno::XDEV) }
-}
-
-/// Splits a path into the directory and the last name in it.
-fn split(path: &Path) -> rustix::io::Result<(&Path, &OsStr)> {
-    check_path(path)?;
-    match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => Ok((parent, name)),
-        // The queue directory itself is never opened as a file, moved or removed.
-        _ => Err(Errno::ISDIR),
     }
 }
 
@@ -475,21 +331,6 @@ fn at(call: Call, path: &Path) -> impl FnOnce(Errno) -> FsError + '_ {
 /// The error of a call that did its main part and then failed, so that it must not count as refused.
 fn half_done(call: Call, path: &Path) -> impl FnOnce(Errno) -> FsError + '_ {
     move |errno| FsError { kind: ErrorKind::Io, ..FsError::new(call, path, errno.raw_os_error()) }
-}
-
-/// Repeats `step` when a signal interrupted it, and a few times when it met a stale handle.
-fn retry<T>(mut step: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    let mut stale_count = 0;
-    loop {
-        match retry_interrupted(&mut step) {
-            Err(Errno::STALE) if stale_count < STALE_RETRIES_MAX => stale_count += 1,
-            outcome => return outcome,
-        }
-    }
-}
-
-fn retry_interrupted<T>(step: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    rustix::io::retry_on_intr(step)
 }
 
 struct HostReadFile {
@@ -567,58 +408,9 @@ fn close(fd: OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// A lock for as long as the open file lives, here or in a child that has inherited it.
-///
-/// Dropping closes and does not unlock, because unlocking would free the lock under a child that still holds it.
-struct HostLock {
-    file: File,
-}
-
-impl LockGuard for HostLock {
-    fn raw_fd(&self) -> Option<i32> {
-        Some(self.file.as_fd().as_raw_fd())
-    }
-}
-
-/// Takes the lock on a file opened read-write, without which `NFSv4` gives no exclusive lock.
-fn try_lock(base: &Base, path: &Path) -> Locked {
-    let file = match retry(|| base.regular(path, OFlags::RDWR)) {
-        Ok(fd) => File::from(fd),
-        Err(errno) => return Locked::Failed(at(Call::Lock, path)(errno)),
-    };
-    loop {
-        let Err(error) = FileExt::try_lock_exclusive(&file) else {
-            return Locked::Held(Box::new(HostLock { file }));
-        };
-        match error.raw_os_error().unwrap_or(libc::EIO) {
-            libc::EINTR => {}
-            libc::EWOULDBLOCK => return Locked::Refused,
-            libc::ENOLCK | libc::ENOSYS | libc::EOPNOTSUPP | ENOTSUPP => return Locked::Unsupported,
-            errno => return Locked::Failed(FsError::new(Call::Lock, path, errno)),
-        }
-    }
-}
-
-/// Runs `step` in a thread and waits at most `limit` for what it says; `Err` with an error number if there is no thread.
-///
-/// An answer that comes too late is dropped by the thread that made it, and a lock in it freed.
-fn with_limit(limit: Duration, step: impl FnOnce() -> Locked + Send + 'static) -> std::result::Result<Locked, i32> {
-    let (sender, answer) = mpsc::sync_channel(0);
-    let helper = move || drop(sender.send(step()));
-    std::thread::Builder::new()
-        .name("fq-lock".to_owned())
-        .spawn(helper)
-        .map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
-    match answer.recv_timeout(limit) {
-        Ok(locked) => Ok(locked),
-        Err(mpsc::RecvTimeoutError::Timeout) => Ok(Locked::Hung),
-        // The helper ended without an answer: it panicked.
-        Err(mpsc::RecvTimeoutError::Disconnected) => Err(libc::EIO),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::sync::Barrier;
@@ -960,62 +752,6 @@ mod tests {
         assert!(guard.raw_fd().is_some());
         drop(guard);
         assert!(matches!(fs.lock(path, LIMIT), Locked::Held(_)));
-    }
-
-    /// The keeper hands its lock to the worker by inheritance; the copy of a descriptor stands for that.
-    #[test]
-    fn a_lock_lives_until_its_last_copy_is_gone() {
-        let dir = tempfile::tempdir().unwrap();
-        let fs = host(dir.path());
-        put(&fs, "lock", b"");
-        let fd = fs.base.regular(Path::new("lock"), OFlags::RDWR).unwrap();
-        let file = File::from(fd);
-        FileExt::try_lock_exclusive(&file).unwrap();
-        let copy = file.try_clone().unwrap();
-        drop(HostLock { file });
-        assert!(matches!(fs.lock(Path::new("lock"), LIMIT), Locked::Refused));
-        drop(copy);
-        assert!(matches!(fs.lock(Path::new("lock"), LIMIT), Locked::Held(_)));
-    }
-
-    #[test]
-    fn a_lock_that_comes_after_the_limit_is_freed_at_once() {
-        struct Guard(mpsc::Sender<()>);
-        impl LockGuard for Guard {
-            fn raw_fd(&self) -> Option<i32> {
-                None
-            }
-        }
-        impl Drop for Guard {
-            fn drop(&mut self) {
-                self.0.send(()).unwrap();
-            }
-        }
-        let (answer, lock_manager) = mpsc::channel::<()>();
-        let (freed, is_freed) = mpsc::channel();
-        let outcome = with_limit(Duration::ZERO, move || {
-            lock_manager.recv().unwrap();
-            Locked::Held(Box::new(Guard(freed)))
-        });
-        assert!(matches!(outcome, Ok(Locked::Hung)));
-        answer.send(()).unwrap();
-        is_freed.recv().unwrap();
-    }
-
-    #[test]
-    fn a_stale_handle_is_tried_again_ten_times() {
-        let mut calls = 0;
-        let outcome = retry(|| -> rustix::io::Result<()> {
-            calls += 1;
-            Err(Errno::STALE)
-        });
-        assert_eq!((outcome, calls), (Err(Errno::STALE), 11));
-        let mut calls = 0;
-        let outcome = retry(|| {
-            calls += 1;
-            if calls < 5 { Err(Errno::STALE) } else { Ok(calls) }
-        });
-        assert_eq!(outcome, Ok(5));
     }
 
     #[test]

@@ -15,11 +15,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+mod beneath;
 mod compound;
 mod counting;
 mod faulty;
 mod host;
 mod latch;
+mod lock;
 mod mount;
 mod watch;
 
