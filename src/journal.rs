@@ -393,7 +393,8 @@ impl Tail {
     fn find_start(&mut self, fs: &dyn Fs) -> Result<bool, FsError> {
         let found = segments(fs, &self.wid)?;
         for &segment in found.iter().rev() {
-            if found.first() == Some(&segment) || first_seq(fs, &self.wid, segment)?.is_some_and(|n| n <= self.seq + 1) {
+            if found.first() == Some(&segment) || first_seq(fs, &self.wid, segment)?.is_some_and(|n| n <= self.seq + 1)
+            {
                 self.segment = segment;
                 return Ok(true);
             }

@@ -4,9 +4,11 @@
 //! `ARCHITECTURE.md` has the map of the modules, `spec/` the protocol that they implement.
 
 pub mod clock;
+pub mod decision;
 pub mod fs;
 pub mod journal;
 pub mod mailbox;
 pub mod process;
 pub mod protocol;
+pub mod schedule;
 pub mod state;

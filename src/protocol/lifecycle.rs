@@ -97,9 +97,8 @@ pub enum Charge {
 pub fn charge(outcome: &Outcome) -> Charge {
     match outcome {
         Outcome::Ran(Status::Exit(0)) => Charge::Done,
-        Outcome::Ran(_) | Outcome::Timeout(_) | Outcome::Oom(_) => Charge::Failure,
         Outcome::Setup(failure) if may_be_the_nodes_fault(failure) => Charge::Setup,
-        Outcome::Setup(_) => Charge::Failure,
+        Outcome::Ran(_) | Outcome::Timeout(_) | Outcome::Oom(_) | Outcome::Setup(_) => Charge::Failure,
         Outcome::Cancelled(_) | Outcome::Requeue(Requeue::Cancelled) => Charge::Cancelled,
         Outcome::Requeue(_) => Charge::Requeue,
         Outcome::Refused(_) => Charge::Refused,

@@ -418,7 +418,9 @@ impl State {
                         }
                         TaskState::Issued | TaskState::Running => {
                             state.note(job, at, note);
-                            state.jobs.get_mut(&job).map(|j| j.tasks[at as usize].cancelling = true);
+                            if let Some(job) = state.jobs.get_mut(&job) {
+                                job.tasks[at as usize].cancelling = true;
+                            }
                         }
                         _ => {}
                     });
@@ -625,9 +627,7 @@ impl State {
                     self.dependents.get_mut(&id).map(|set| set.remove(&dependent));
                 }
                 let Some(job) = self.jobs.get_mut(&dependent) else { continue };
-                met.iter().for_each(|i| {
-                    job.unmet.remove(i);
-                });
+                job.unmet.retain(|i| !met.contains(i));
                 let to = match (&never, job.unmet.is_empty()) {
                     (Some(_), _) => TaskState::Aborted,
                     (None, true) => TaskState::Ready,
