@@ -62,6 +62,47 @@ impl Chance for HostChance {
     }
 }
 
+/// Time that stands still and chance that repeats, for unit tests.
+#[cfg(test)]
+pub(crate) mod fixed {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::{Chance, Clock};
+
+    /// A clock that always shows the same.
+    pub(crate) struct Still;
+
+    impl Clock for Still {
+        fn boot(&self) -> Duration {
+            Duration::from_secs(1000)
+        }
+
+        fn wall_ms(&self) -> u64 {
+            1_700_000_000_000
+        }
+    }
+
+    /// The same sequence of bits for the same seed.
+    pub(crate) struct Dice(AtomicU64);
+
+    impl Dice {
+        /// Starts the sequence of `seed`.
+        pub(crate) fn new(seed: u64) -> Self {
+            Self(AtomicU64::new(seed))
+        }
+    }
+
+    impl Chance for Dice {
+        fn bits(&self) -> u64 {
+            let mut x = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            x ^ (x >> 31)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

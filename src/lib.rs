@@ -10,5 +10,6 @@ pub mod journal;
 pub mod mailbox;
 pub mod process;
 pub mod protocol;
+pub mod queue;
 pub mod schedule;
 pub mod state;

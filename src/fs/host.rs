@@ -77,6 +77,36 @@ impl HostFs {
         })
     }
 
+    /// Makes the directory `root` unless it is there, and opens it; its parent must exist.
+    ///
+    /// A new directory has the mode and group of [`Fs::mkdir`], and its name is durable on return. One that is there is left as
+    /// it is.
+    pub fn make(root: &Path, options: HostOptions) -> Result<Self> {
+        let failed = |errno: Errno| FsError::new(Call::Mkdir, root, errno.raw_os_error());
+        let mode = if options.group.is_some() { 0o2770 } else { 0o755 };
+        let is_new = match retry(|| rustix::fs::mkdir(root, Mode::from_raw_mode(mode))) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(errno) => return Err(failed(errno)),
+        };
+        let made = Self::open(root, options)?;
+        if is_new {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            if options.group.is_some() {
+                retry(|| rustix::fs::open(root, flags, Mode::empty()))
+                    .and_then(|dir| made.settle(&dir, mode))
+                    .map_err(half_done(Call::Mkdir, root))?;
+            }
+            if made.syncs_directories() {
+                let parent = made.root.parent().unwrap_or(&made.root);
+                retry(|| rustix::fs::open(parent, flags, Mode::empty()))
+                    .and_then(|dir| sync_directory(&dir))
+                    .map_err(half_done(Call::SyncDir, root))?;
+            }
+        }
+        Ok(made)
+    }
+
     /// Returns the queue directory as it was named, made absolute.
     pub fn root(&self) -> &Path {
         &self.root

@@ -22,6 +22,8 @@ mod faulty;
 mod host;
 mod latch;
 mod lock;
+#[cfg(test)]
+pub(crate) mod memory;
 mod mount;
 mod watch;
 

@@ -218,6 +218,11 @@ pub fn object_bucket(digest: &Digest) -> PathBuf {
     Path::new(OBJECTS).join(&digest.to_string()[..2])
 }
 
+/// All 256 directories of loose objects.
+pub fn object_buckets() -> impl Iterator<Item = PathBuf> {
+    (0..=255).map(|byte: u8| Path::new(OBJECTS).join(format!("{byte:02x}")))
+}
+
 /// A loose object.
 pub fn object(digest: &Digest) -> PathBuf {
     let text = digest.to_string();

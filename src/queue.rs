@@ -1,0 +1,649 @@
+//! A queue directory: making one, and opening one.
+//!
+//! Invariants:
+//! - A directory is a queue if and only if `FQ` is there and whole. `FQ` is made last, by exclusive creation, and never changed;
+//!   nothing acts on a directory without it.
+//! - Only [`init_on`] and fsck make a token, and neither uses a name again.
+//! - What a crash of `init` leaves is completed by the next `init`, or refused with a sentence on what to do.
+//! - A directory that strangers could have planted (writable by everybody, owned by another user) is refused before anything in
+//!   it is believed.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::clock::{Chance, Clock, HostChance, HostClock};
+use crate::fs::{self, ErrorKind, Fs, FsError, HostFs, HostOptions, MountKind};
+use crate::protocol::frame;
+use crate::protocol::id::{DecisionId, Nonce, WorkerId};
+use crate::protocol::layout;
+use crate::protocol::record::{
+    self, BadLimits, BadRecord, Durability, HeadStyle, Header, Limits, QueueFile, to_document, to_line,
+};
+use crate::protocol::version::{self, CURRENT, Unreadable};
+
+/// What the maker of a queue decides once.
+#[derive(Debug, Clone, Default)]
+pub struct InitOptions {
+    /// Whether writes are made durable.
+    pub durability: Durability,
+    /// The group that shares the queue; `None` for a queue of one user.
+    pub group: Option<u32>,
+    /// The limits in force; the defaults if `None`.
+    pub limits: Option<Limits>,
+    /// How the token is named.
+    pub head_style: HeadStyle,
+}
+
+/// An open queue: its files and what `FQ` says.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    /// The files.
+    pub fs: Arc<HostFs>,
+    /// What kind of queue this is.
+    pub file: QueueFile,
+}
+
+impl Queue {
+    /// Opens the queue in the directory `root`, reading only.
+    ///
+    /// Fails if there is no whole `FQ`, if the format is newer than this program, and if the directory is writable by everybody
+    /// or belongs to another user than root and the caller (a queue made for a group may belong to any of its members).
+    pub fn open(root: &Path) -> Result<Self, QueueError> {
+        let no_queue = |source| QueueError::NoQueue { root: root.to_owned(), source };
+        let plain = HostFs::open(root, HostOptions::default()).map_err(no_queue)?;
+        let stat = plain.root_stat().map_err(|source| QueueError::Fs { root: root.to_owned(), source })?;
+        if stat.mode & 0o002 != 0 {
+            return Err(QueueError::WorldWritable { root: root.to_owned(), mode: stat.mode });
+        }
+        let file = read_file(&plain, root)?;
+        let me = rustix::process::geteuid().as_raw();
+        if !is_trusted_owner(stat.uid, me, file.gid) {
+            return Err(QueueError::Stranger { root: root.to_owned(), uid: stat.uid });
+        }
+        let fs = HostFs::open(root, host_options(file.durability, file.gid)).map_err(no_queue)?;
+        Ok(Self { fs: Arc::new(fs), file })
+    }
+
+    /// The directory, absolute.
+    pub fn root(&self) -> &Path {
+        self.fs.root()
+    }
+
+    /// Reads the limits that the operator wants; those in force are the ones that a decision took over.
+    pub fn limits(&self) -> Result<Limits, QueueError> {
+        read_limits(&*self.fs, self.root())
+    }
+}
+
+/// Whether a queue directory of `owner` may be believed by `me`: the worker checks the owner of every manifest on top.
+fn is_trusted_owner(owner: u32, me: u32, group: Option<u32>) -> bool {
+    owner == 0 || owner == me || me == 0 || group.is_some()
+}
+
+fn host_options(durability: Durability, group: Option<u32>) -> HostOptions {
+    let durability = match durability {
+        Durability::Full => fs::Durability::Full,
+        Durability::None => fs::Durability::None,
+    };
+    HostOptions { durability, group }
+}
+
+/// The way to name the token that is safe on a mount of this kind.
+pub fn head_style(kind: &MountKind) -> HeadStyle {
+    if matches!(kind, MountKind::Gluster) { HeadStyle::Dotted } else { HeadStyle::Plain }
+}
+
+/// Makes a queue in the directory `root`, which is made too if its parent exists.
+///
+/// On return the queue is complete and durable. A crash leaves a directory without `FQ`, which the next call completes.
+///
+/// Fails with [`QueueError::Exists`] if there is a queue already, and with [`QueueError::NotEmpty`] if anything else lies there
+/// that is not hidden. `options.head_style` is overruled where the mount needs a certain one.
+pub fn init(root: &Path, options: &InitOptions) -> Result<Queue, QueueError> {
+    let failed = |source| QueueError::Init { root: root.to_owned(), source };
+    let host_options = host_options(options.durability, options.group);
+    let host = HostFs::make(root, host_options).map_err(failed)?;
+    let stat = host.root_stat().map_err(failed)?;
+    if stat.mode & 0o002 != 0 {
+        return Err(QueueError::WorldWritable { root: root.to_owned(), mode: stat.mode });
+    }
+    let mut options = options.clone();
+    if head_style(&host.mount().kind) == HeadStyle::Dotted {
+        options.head_style = HeadStyle::Dotted;
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    init_on(&host, &HostChance, &HostClock, root, uid, &options)?;
+    Queue::open(root)
+}
+
+/// Makes a queue in the existing directory behind `fs`. `root` is its name in messages, `uid` the user who makes it.
+pub fn init_on(
+    fs: &dyn Fs,
+    chance: &dyn Chance,
+    clock: &dyn Clock,
+    root: &Path,
+    uid: u32,
+    options: &InitOptions,
+) -> Result<QueueFile, QueueError> {
+    let limits = options.limits.clone().unwrap_or_default();
+    limits.check().map_err(|source| QueueError::BadLimits { root: root.to_owned(), source })?;
+    refuse_if_taken(fs, root)?;
+    let failed = |source| QueueError::Init { root: root.to_owned(), source };
+    make_directories(fs).map_err(failed)?;
+    fs::publish(fs, chance, Path::new(layout::README), README.as_bytes(), 0o644).map_err(failed)?;
+    let mode = if options.group.is_some() { 0o664 } else { 0o644 };
+    fs::publish(fs, chance, Path::new(layout::LIMITS), &limits_text(&limits), mode).map_err(failed)?;
+    let id = Nonce(chance.bits());
+    let at_ms = clock.wall_ms();
+    let (first, head_style) = match unfinished_token(fs, root)? {
+        Some(token) => token,
+        None => (make_first(fs, chance, at_ms, options.head_style).map_err(failed)?, options.head_style),
+    };
+    let file = QueueFile {
+        fq: "queue".into(),
+        version: CURRENT,
+        features: Vec::new(),
+        id,
+        durability: options.durability,
+        head_style,
+        first,
+        uid,
+        gid: options.group,
+        at_ms,
+    };
+    let outcome = fs::put_new(fs, Path::new(layout::QUEUE), &to_document(&file), 0o444);
+    // The error is a hint: what counts is whose `FQ` is there.
+    match read_file(fs, root) {
+        Ok(found) if found == file => Ok(file),
+        Ok(found) => {
+            if found.first != first {
+                let token = layout::head(first, head_style);
+                let aside = layout::gone_head(&first.to_string(), Nonce(chance.bits()));
+                fs.rename(&token, &aside).map_err(failed)?;
+            }
+            Err(QueueError::Exists { root: root.to_owned() })
+        }
+        Err(error) => match outcome {
+            Err(source) => Err(failed(source)),
+            Ok(()) => Err(error),
+        },
+    }
+}
+
+/// Reads `FQ` and checks that this program may touch the queue. `root` is the queue's name in messages.
+pub fn read_file(fs: &dyn Fs, root: &Path) -> Result<QueueFile, QueueError> {
+    let root = root.to_owned();
+    let bytes = match fs::read_up_to(fs, Path::new(layout::QUEUE), FILE_LEN_MAX) {
+        Ok(bytes) => bytes,
+        Err(error) if error.not_found() => {
+            let begun = fs.list(Path::new("")).is_ok_and(|names| names.iter().any(|e| e.name == "decisions"));
+            return Err(if begun {
+                QueueError::Unfinished { root, why: "`FQ` is missing".into() }
+            } else {
+                QueueError::NoQueue { root, source: error }
+            });
+        }
+        Err(source) => return Err(QueueError::Fs { root, source }),
+    };
+    // A newer format may have another frame, so its number is looked at before the frame is.
+    if let Some(source) = announced(&bytes).and_then(|a| version::check(a.version, &a.features).err()) {
+        return Err(QueueError::Newer { root, source });
+    }
+    match record::from_document::<QueueFile>(&bytes) {
+        Ok(file) if file.fq == "queue" => Ok(file),
+        Ok(file) => {
+            let source = BadRecord::Malformed(format!("it is a `{}`, expected a `queue`", file.fq));
+            Err(QueueError::Damaged { root, path: layout::QUEUE.into(), source })
+        }
+        Err(source) => Err(QueueError::Damaged { root, path: layout::QUEUE.into(), source }),
+    }
+}
+
+/// The greatest length of `FQ` and `limits.json` that is read.
+const FILE_LEN_MAX: u64 = 1 << 20;
+
+#[derive(serde::Deserialize)]
+struct Announced {
+    version: version::FormatVersion,
+    #[serde(default)]
+    features: Vec<String>,
+}
+
+fn announced(bytes: &[u8]) -> Option<Announced> {
+    serde_json::from_slice(bytes.split(|&b| b == b'\n').next()?).ok()
+}
+
+/// Reads `limits.json`. A file that is missing or does not parse is an error and never means the defaults.
+pub fn read_limits(fs: &dyn Fs, root: &Path) -> Result<Limits, QueueError> {
+    let root = root.to_owned();
+    let bytes = match fs::read_up_to(fs, Path::new(layout::LIMITS), FILE_LEN_MAX) {
+        Ok(bytes) => bytes,
+        Err(source) => return Err(QueueError::Fs { root, source }),
+    };
+    let limits: Limits = serde_json::from_slice(&bytes).map_err(|e| QueueError::Damaged {
+        root: root.clone(),
+        path: layout::LIMITS.into(),
+        source: BadRecord::Malformed(e.to_string()),
+    })?;
+    match limits.check() {
+        Ok(()) => Ok(limits),
+        Err(source) => Err(QueueError::BadLimits { root, source }),
+    }
+}
+
+/// The text of `limits.json`: for people, so one member a line.
+pub fn limits_text(limits: &Limits) -> Vec<u8> {
+    let mut text = serde_json::to_vec_pretty(limits).expect("limits have string keys only");
+    text.push(b'\n');
+    text
+}
+
+/// Refuses a directory that holds a queue, or anything that is not the beginning of one.
+fn refuse_if_taken(fs: &dyn Fs, root: &Path) -> Result<(), QueueError> {
+    let root = root.to_owned();
+    let names = match fs.list(Path::new("")) {
+        Ok(names) => names,
+        Err(source) => return Err(QueueError::Init { root, source }),
+    };
+    if names.iter().any(|e| e.name == layout::QUEUE) {
+        return Err(match read_file(fs, &root) {
+            Ok(_) | Err(QueueError::Newer { .. }) => QueueError::Exists { root },
+            Err(QueueError::Damaged { source: BadRecord::Torn, .. }) => {
+                QueueError::Unfinished { root, why: "`FQ` is cut short".into() }
+            }
+            Err(other) => other,
+        });
+    }
+    let ours = |name: &str| {
+        name == layout::README
+            || name == layout::LIMITS
+            || layout::DIRECTORIES.iter().any(|dir| Path::new(dir).starts_with(name))
+    };
+    match names.iter().find(|e| !e.name.starts_with('.') && !ours(&e.name)) {
+        Some(stranger) => Err(QueueError::NotEmpty { root, name: stranger.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Makes all directories that are missing, and makes their names durable.
+fn make_directories(fs: &dyn Fs) -> fs::Result<()> {
+    let make = |dir: &Path| match fs.mkdir(dir) {
+        Err(error) if error.kind != ErrorKind::Exists => Err(error),
+        _ => Ok(()),
+    };
+    for dir in layout::DIRECTORIES {
+        make(Path::new(dir))?;
+    }
+    for dir in layout::object_buckets() {
+        make(&dir)?;
+    }
+    let mut parents: Vec<&Path> = layout::DIRECTORIES.iter().filter_map(|dir| Path::new(dir).parent()).collect();
+    parents.push(Path::new(layout::OBJECTS));
+    parents.sort_unstable();
+    parents.dedup();
+    parents.into_iter().try_for_each(|dir| fs.sync_dir(dir))
+}
+
+/// Finds the token that an earlier `init` made before it died; its entry was durable before it.
+fn unfinished_token(fs: &dyn Fs, root: &Path) -> Result<Option<(DecisionId, HeadStyle)>, QueueError> {
+    let failed = |source| QueueError::Init { root: root.to_owned(), source };
+    let unfinished = |why: String| QueueError::Unfinished { root: root.to_owned(), why };
+    let names = fs.list(Path::new(layout::HEAD)).map_err(failed)?;
+    let style = |name: &str| if name.starts_with('.') { HeadStyle::Dotted } else { HeadStyle::Plain };
+    let tokens: Vec<_> = names.iter().filter_map(|e| Some((layout::parse_head(&e.name)?, style(&e.name)))).collect();
+    let (token, style) = match tokens[..] {
+        [] => return Ok(None),
+        [token] if token.0.generation == 0 => token,
+        [(token, _)] => return Err(unfinished(format!("`FQ` is missing and the newest decision is `{token}`"))),
+        _ => return Err(unfinished(format!("there are {} tokens in `{}`", tokens.len(), layout::HEAD))),
+    };
+    let entry = fs::read_all(fs, &layout::decision(token)).map_err(failed)?;
+    match frame::open_document(&entry) {
+        Some(_) => Ok(Some((token, style))),
+        None => Err(unfinished(format!("the first decision `{token}` is damaged"))),
+    }
+}
+
+/// Makes the first decision, then the token that names it.
+fn make_first(fs: &dyn Fs, chance: &dyn Chance, at_ms: u64, style: HeadStyle) -> fs::Result<DecisionId> {
+    let id = DecisionId { generation: 0, nonce: Nonce(chance.bits()) };
+    let header = Header {
+        fq: "decision".into(),
+        version: CURRENT,
+        id,
+        prev: None,
+        prev_sha: None,
+        snapshot: None,
+        term: 0,
+        by: WorkerId::new("init", Nonce(chance.bits())),
+        at_ms,
+    };
+    fs::put_new(fs, &layout::decision(id), &frame::close_document(to_line(&header)), 0o644)?;
+    fs::put_new(fs, &layout::head(id, style), TOKEN, 0o644)?;
+    Ok(id)
+}
+
+/// What the token holds. Nobody reads it but a curious person.
+pub(crate) const TOKEN: &[u8] = b"The name of this file is the newest decision. Never copy, rename or remove it.\n";
+
+const README: &str = "\
+This directory is a queue of fq jobs. All its state is in files; reading them is always safe, changing them is not.
+
+  fq status --dir .                who leads, what waits, runs, failed
+  view/                            the same as text and tables, rewritten now and then
+  jobs/000/42.json                 what was submitted as job 42
+  workers/                         one directory per worker; in/ holds the work it was given
+  store/log/<worker>/              what each worker did: claims, starts, ends, signs of life
+  store/objects/                   results; the name is the sha256 of the bytes
+  decisions/head/                  one file, whose name is the newest decision; its content is in decisions/log/
+  limits.json                      leases, budgets and sizes; may be edited, takes effect with a decision
+
+To move the queue: stop all workers, then `mv` or `rsync -a` it. To check it: `fq fsck --dir .`
+";
+
+/// A queue that cannot be made or opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QueueError {
+    /// There is no queue.
+    NoQueue {
+        /// The directory.
+        root: PathBuf,
+        /// What was looked for in vain.
+        source: FsError,
+    },
+    /// There is a queue already.
+    Exists {
+        /// The directory.
+        root: PathBuf,
+    },
+    /// Something else is there.
+    NotEmpty {
+        /// The directory.
+        root: PathBuf,
+        /// One of the names in it.
+        name: String,
+    },
+    /// An `init` has not finished, and it cannot be told whether it still runs.
+    Unfinished {
+        /// The directory.
+        root: PathBuf,
+        /// What was found.
+        why: String,
+    },
+    /// The format is newer than this program.
+    Newer {
+        /// The directory.
+        root: PathBuf,
+        /// In what respect.
+        source: Unreadable,
+    },
+    /// `FQ` or `limits.json` cannot be read.
+    Damaged {
+        /// The directory.
+        root: PathBuf,
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: BadRecord,
+    },
+    /// The limits contradict each other.
+    BadLimits {
+        /// The directory.
+        root: PathBuf,
+        /// In what respect.
+        source: BadLimits,
+    },
+    /// Everybody may write in the directory.
+    WorldWritable {
+        /// The directory.
+        root: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The directory belongs to somebody else.
+    Stranger {
+        /// The directory.
+        root: PathBuf,
+        /// To whom.
+        uid: u32,
+    },
+    /// A file operation failed while the queue was made.
+    Init {
+        /// The directory.
+        root: PathBuf,
+        /// Which.
+        source: FsError,
+    },
+    /// A file operation failed while the queue was opened.
+    Fs {
+        /// The directory.
+        root: PathBuf,
+        /// Which.
+        source: FsError,
+    },
+}
+
+impl QueueError {
+    /// What a person can do about it, if that is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoQueue { root, .. } => Some(format!("create one with `fq init --dir {}`", root.display())),
+            Self::NotEmpty { .. } => {
+                Some("name a new or empty directory; `fq init` makes the last part of its path".into())
+            }
+            Self::Unfinished { root, .. } => Some(format!(
+                "nothing was ever submitted to it; if no other `fq init` runs and `FQ` is missing, run \
+                 `fq init --dir {0}` again; otherwise remove `{0}` first",
+                root.display()
+            )),
+            Self::Newer { .. } => Some("use a newer fq on this host".into()),
+            Self::WorldWritable { root, .. } => {
+                Some(format!("`chmod o-w {}` if nobody can have planted anything in it", root.display()))
+            }
+            Self::Stranger { .. } => Some("a queue for several users is made with `fq init --group`".into()),
+            Self::BadLimits { .. } => Some("the defaults hold together; see `limits.json` of a new queue".into()),
+            Self::Damaged { path, .. } if path == Path::new(layout::QUEUE) => {
+                Some("restore `FQ` from a backup of this queue; it never changes after `fq init`".into())
+            }
+            Self::Exists { .. } | Self::Damaged { .. } | Self::Init { .. } | Self::Fs { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for QueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoQueue { root, .. } => write!(f, "no queue at `{}`", root.display()),
+            Self::Exists { root } => write!(f, "`{}` is a queue already; nothing was changed", root.display()),
+            Self::NotEmpty { root, name } => write!(
+                f,
+                "`{}` is not empty and no queue: it holds `{name}`, for example; nothing was changed",
+                root.display()
+            ),
+            Self::Unfinished { root, why } => {
+                write!(f, "`{}` is a queue whose `fq init` has not finished: {why}", root.display())
+            }
+            Self::Newer { root, .. } => write!(f, "cannot open the queue `{}`", root.display()),
+            Self::Damaged { root, path, .. } => write!(f, "cannot use `{}`", root.join(path).display()),
+            Self::BadLimits { root, .. } => write!(f, "the limits of `{}` contradict each other", root.display()),
+            Self::WorldWritable { root, mode } => write!(
+                f,
+                "refusing `{}`: everybody may write in it (mode {:04o}), so its content cannot be trusted",
+                root.display(),
+                mode & 0o7777
+            ),
+            Self::Stranger { root, uid } => {
+                write!(f, "refusing `{}`: it belongs to user {uid}, expected root or yourself", root.display())
+            }
+            Self::Init { root, .. } => write!(
+                f,
+                "cannot make a queue at `{}`; what was made is no queue yet, and it is safe to run again",
+                root.display()
+            ),
+            Self::Fs { root, .. } => write!(f, "cannot open the queue `{}`", root.display()),
+        }
+    }
+}
+
+impl std::error::Error for QueueError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NoQueue { source, .. } | Self::Init { source, .. } | Self::Fs { source, .. } => Some(source),
+            Self::Newer { source, .. } => Some(source),
+            Self::Damaged { source, .. } => Some(source),
+            Self::BadLimits { source, .. } => Some(source),
+            Self::Exists { .. }
+            | Self::NotEmpty { .. }
+            | Self::Unfinished { .. }
+            | Self::WorldWritable { .. }
+            | Self::Stranger { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::fixed::{Dice, Still};
+    use crate::fs::memory::MemoryFs;
+
+    const ROOT: &str = "/scratch/q";
+
+    fn make(fs: &MemoryFs, seed: u64) -> Result<QueueFile, QueueError> {
+        init_on(fs, &Dice::new(seed), &Still, Path::new(ROOT), 1000, &InitOptions::default())
+    }
+
+    fn tokens(fs: &MemoryFs) -> Vec<DecisionId> {
+        let names = fs.list(Path::new(layout::HEAD)).unwrap_or_default();
+        names.iter().filter_map(|e| layout::parse_head(&e.name)).collect()
+    }
+
+    fn put(fs: &MemoryFs, path: &str) {
+        fs::put_new(fs, Path::new(path), b"x", 0o644).expect("a file");
+    }
+
+    #[test]
+    fn a_new_queue_has_one_token_that_names_its_first_decision() {
+        let fs = MemoryFs::default();
+        let file = make(&fs, 1).expect("a queue");
+        assert_eq!(tokens(&fs), [file.first]);
+        let entry = fs::read_all(&fs, &layout::decision(file.first)).expect("the first decision");
+        let header: Header = record::from_document(&entry).expect("a whole header");
+        assert_eq!((header.id, header.prev, header.term), (file.first, None, 0));
+        assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file));
+        assert_eq!(read_limits(&fs, Path::new(ROOT)), Ok(Limits::default()));
+        assert_eq!(fs.list(Path::new(layout::OBJECTS)).map(|l| l.len()), Ok(256));
+    }
+
+    #[test]
+    fn init_stopped_after_any_step_is_completed_by_the_next_one() {
+        let fs = MemoryFs::default();
+        make(&fs, 1).expect("a queue");
+        // The many object buckets are alike: only the steps around them are worth stopping at.
+        let steps = fs.step_count();
+        for stop in (0..20).chain(steps - 45..steps) {
+            for power in [false, true] {
+                let fs = MemoryFs::default();
+                fs.crash_after(stop);
+                assert!(make(&fs, 1).is_err(), "stopped after {stop} of {steps}");
+                fs.restart();
+                if power {
+                    fs.lose_power();
+                }
+                match make(&fs, 2) {
+                    Ok(file) => {
+                        assert_eq!(tokens(&fs), [file.first], "stopped after {stop}");
+                        assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file));
+                    }
+                    // Only `FQ` itself can be in the way: whole, or torn, which is for a person to judge.
+                    Err(QueueError::Exists { .. }) => {
+                        read_file(&fs, Path::new(ROOT)).expect("`FQ` was whole already");
+                    }
+                    Err(QueueError::Unfinished { why, .. }) => assert_eq!(why, "`FQ` is cut short"),
+                    Err(other) => panic!("stopped after {stop}: {other}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn init_leaves_a_queue_and_foreign_files_alone() {
+        let fs = MemoryFs::default();
+        make(&fs, 1).expect("a queue");
+        let before = (fs.files(), fs.step_count());
+        assert_eq!(make(&fs, 2), Err(QueueError::Exists { root: ROOT.into() }));
+        assert_eq!((fs.files(), fs.step_count()), before);
+
+        let fs = MemoryFs::default();
+        put(&fs, "thesis.tex");
+        assert_eq!(make(&fs, 1), Err(QueueError::NotEmpty { root: ROOT.into(), name: "thesis.tex".into() }));
+        assert_eq!(fs.files(), [Path::new("thesis.tex")]);
+    }
+
+    #[test]
+    fn hidden_files_do_not_hinder_init() {
+        let fs = MemoryFs::default();
+        put(&fs, ".snapshot");
+        assert!(make(&fs, 1).is_ok());
+    }
+
+    #[test]
+    fn a_token_of_a_later_decision_without_fq_is_not_taken_for_an_unfinished_init() {
+        let fs = MemoryFs::default();
+        let file = make(&fs, 1).expect("a queue");
+        fs.unlink(Path::new(layout::QUEUE)).expect("removed");
+        let later = DecisionId { generation: 7, nonce: Nonce(7) };
+        fs.rename(&layout::head(file.first, HeadStyle::Plain), &layout::head(later, HeadStyle::Plain)).expect("moved");
+        assert!(matches!(make(&fs, 2), Err(QueueError::Unfinished { .. })));
+        assert_eq!(tokens(&fs), [later]);
+    }
+
+    #[test]
+    fn a_newer_format_is_named_as_such_even_if_its_frame_is_another() {
+        let fs = MemoryFs::default();
+        make(&fs, 1).expect("a queue");
+        fs.tamper(Path::new(layout::QUEUE), |bytes| *bytes = b"{\"fq\":\"queue\",\"version\":9}\nnew\n".to_vec());
+        assert!(matches!(read_file(&fs, Path::new(ROOT)), Err(QueueError::Newer { .. })));
+        assert_eq!(make(&fs, 2), Err(QueueError::Exists { root: ROOT.into() }));
+    }
+
+    #[test]
+    fn missing_limits_never_mean_the_defaults() {
+        let fs = MemoryFs::default();
+        make(&fs, 1).expect("a queue");
+        fs.unlink(Path::new(layout::LIMITS)).expect("removed");
+        assert!(matches!(read_limits(&fs, Path::new(ROOT)), Err(QueueError::Fs { .. })));
+    }
+
+    #[test]
+    fn a_queue_of_another_user_is_trusted_only_if_it_was_made_for_a_group() {
+        assert!(is_trusted_owner(0, 1000, None));
+        assert!(is_trusted_owner(1000, 1000, None));
+        assert!(is_trusted_owner(1001, 0, None));
+        assert!(!is_trusted_owner(1001, 1000, None));
+        assert!(is_trusted_owner(1001, 1000, Some(50)));
+    }
+
+    #[test]
+    fn a_queue_on_disk_is_opened_by_its_maker_and_refused_once_everybody_may_write_in_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let parent = tempfile::tempdir().expect("a directory");
+        let root = parent.path().join("q");
+        let made = init(&root, &InitOptions::default()).expect("a queue");
+        assert_eq!(Queue::open(&root).map(|q| q.file), Ok(made.file));
+        assert!(matches!(init(&root, &InitOptions::default()), Err(QueueError::Exists { .. })));
+        let open_to_all = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(&root, open_to_all).expect("permissions");
+        assert!(matches!(Queue::open(&root), Err(QueueError::WorldWritable { .. })));
+    }
+
+    #[test]
+    fn a_missing_queue_reads_as_a_sentence_with_a_way_out() {
+        let error = read_file(&MemoryFs::default(), Path::new(ROOT)).expect_err("no queue");
+        assert_eq!(error.to_string(), "no queue at `/scratch/q`");
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("cannot open `FQ`: no such file or directory"));
+        assert_eq!(error.hint().as_deref(), Some("create one with `fq init --dir /scratch/q`"));
+    }
+}
