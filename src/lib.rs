@@ -13,3 +13,4 @@ pub mod protocol;
 pub mod queue;
 pub mod schedule;
 pub mod state;
+pub mod store;
