@@ -12,5 +12,6 @@ pub mod process;
 pub mod protocol;
 pub mod queue;
 pub mod schedule;
+pub mod sim;
 pub mod state;
 pub mod store;
