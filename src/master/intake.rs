@@ -1,0 +1,349 @@
+//! What clients and new workers have written: manifests, requests, `HELLO`s.
+//!
+//! Nothing of it is believed before it is whole, and nothing in it that claims a right is believed but the owner of the file.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::fs::{self, ErrorKind, FsError, Stat};
+use crate::protocol::digest::Digest;
+use crate::protocol::frame;
+use crate::protocol::id::{JobId, Nonce, Target, WorkerId};
+use crate::protocol::layout;
+use crate::protocol::record::{
+    Action, Admit, BadRecord, Hello, Ingest, Limits, Manifest, Op, QueueFile, Request, from_document,
+};
+use crate::protocol::version::CURRENT;
+
+use super::lead::Lead;
+use super::{Env, Halt, Outcome};
+
+/// The largest manifest that is read. Larger inputs are objects of the store.
+const MANIFEST_MAX: u64 = 16 << 20;
+/// The largest request or `HELLO` that is read.
+const SMALL_MAX: u64 = 4 << 20;
+/// At most so many submissions are taken in by one decision.
+const INGEST_MAX: usize = 500;
+
+impl Lead {
+    fn gaps(&self) -> (Duration, Duration) {
+        let longest = Limits::span(self.work.limits.poll_ms);
+        (longest, Lead::idle_scan().max(longest))
+    }
+
+    /// Admits workers that have introduced themselves.
+    pub(super) fn meet_workers(&mut self, env: Env, file: &QueueFile, out: &mut Outcome) -> Result<(), Halt> {
+        let now = env.clock.boot();
+        if !self.workers.is_due(now) {
+            return Ok(());
+        }
+        if let Err(wait) = self.budget.take(now, 1, &self.work.limits) {
+            self.workers.later(now + wait);
+            return Ok(());
+        }
+        let mut news = false;
+        for entry in env.fs.list(layout::WORKERS.as_ref()).unwrap_or_default() {
+            let Ok(wid) = entry.name.parse::<WorkerId>() else { continue };
+            if self.work.workers.contains_key(&wid) || self.reported.contains(Path::new(&entry.name)) {
+                continue;
+            }
+            match read_hello(env, file, &wid) {
+                Ok(Some(hello)) => {
+                    news = true;
+                    self.decide(Op::Admit(Box::new(Admit {
+                        w: wid,
+                        worker: hello.worker,
+                        keeper: hello.keeper,
+                        cpus: hello.cpus.max(1),
+                        mem: hello.mem,
+                        self_fence_ms: hello.self_fence_ms,
+                        lock: hello.lock,
+                        trust: hello.trust,
+                    })))?;
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    out.notes.push(format!("worker {wid} is not admitted: {why}"));
+                    self.reported.insert(entry.name.into());
+                }
+            }
+        }
+        let (longest, idle) = self.gaps();
+        self.workers.looked(env.clock.boot(), news, longest, idle);
+        Ok(())
+    }
+
+    /// Takes submissions in.
+    pub(super) fn take_in_jobs(&mut self, env: Env, out: &mut Outcome) -> Result<(), Halt> {
+        let now = env.clock.boot();
+        let torn: Vec<JobId> = self.torn.iter().filter(|(_, (at, _))| now >= *at).map(|(id, _)| *id).collect();
+        let mut new = torn;
+        if self.jobs.is_due(now) {
+            if let Err(wait) = self.budget.take(now, 2, &self.work.limits) {
+                self.jobs.later(now + wait);
+            } else {
+                let found = self.list_jobs(env);
+                let (longest, idle) = self.gaps();
+                self.jobs.looked(env.clock.boot(), !found.is_empty(), longest, idle);
+                new.extend(found);
+            }
+        }
+        new.sort_unstable();
+        new.dedup();
+        if new.len() > INGEST_MAX {
+            new.truncate(INGEST_MAX);
+            self.jobs.wake();
+        }
+        for id in new {
+            self.take_in(env, id, out)?;
+        }
+        Ok(())
+    }
+
+    /// The numbers in `jobs/` that are not known yet: in the two newest buckets, and in all that were never listed.
+    fn list_jobs(&mut self, env: Env) -> Vec<JobId> {
+        let Ok(entries) = env.fs.list(layout::JOBS.as_ref()) else { return Vec::new() };
+        let mut buckets: Vec<String> = entries
+            .into_iter()
+            .map(|e| e.name)
+            .filter(|n| n.len() >= 3 && n.bytes().all(|b| b.is_ascii_digit()))
+            .collect();
+        buckets.sort_by_key(|name| (name.len(), name.clone()));
+        let newest = buckets.len().saturating_sub(1);
+        let mut found = Vec::new();
+        for (i, bucket) in buckets.into_iter().enumerate() {
+            // A bucket stops changing some time after the next one was begun.
+            if i + 1 < newest && self.listed.contains(&bucket) {
+                continue;
+            }
+            if i + 1 == newest && self.listed.contains(&bucket) && !env.chance.bits().is_multiple_of(8) {
+                continue;
+            }
+            let Ok(names) = env.fs.list(&Path::new(layout::JOBS).join(&bucket)) else { continue };
+            self.listed.insert(bucket);
+            let unknown = names.iter().filter_map(|e| layout::parse_job(&e.name));
+            found.extend(unknown.filter(|id| !self.work.knows(*id) && !self.torn.contains_key(id)));
+        }
+        found
+    }
+
+    fn take_in(&mut self, env: Env, id: JobId, out: &mut Outcome) -> Result<(), Halt> {
+        if self.work.knows(id) {
+            self.torn.remove(&id);
+            return Ok(());
+        }
+        let now = env.clock.boot();
+        let later = |tries: u32| now + Duration::from_millis(100 << tries.min(8));
+        let tries = self.torn.get(&id).map_or(0, |t| t.1 + 1);
+        let path = layout::job(id);
+        let (bytes, stat) = match read_owned(env, &path, MANIFEST_MAX) {
+            Ok(found) => found,
+            Err(e) if e.errno == libc::EFBIG => {
+                self.torn.remove(&id);
+                return self.reject(id, format!("its manifest is larger than {MANIFEST_MAX} bytes"), out);
+            }
+            Err(e) if e.kind == ErrorKind::Planted => {
+                self.torn.remove(&id);
+                return self.reject(id, "its manifest is not a regular file".into(), out);
+            }
+            Err(_) => {
+                self.torn.insert(id, (later(tries), tries));
+                return Ok(());
+            }
+        };
+        let manifest: Manifest = match from_document(&bytes) {
+            Ok(manifest) => manifest,
+            Err(BadRecord::Torn) => {
+                if tries == 6 {
+                    out.notes.push(format!("`{}` is not whole; it is looked at again now and then", path.display()));
+                }
+                self.torn.insert(id, (later(tries), tries));
+                return Ok(());
+            }
+            Err(BadRecord::Malformed(why)) => {
+                self.torn.remove(&id);
+                return self.reject(id, why, out);
+            }
+        };
+        self.torn.remove(&id);
+        if let Some(of) = self.work.subs.get(&manifest.sub).copied() {
+            return self.decide(Op::Alias { job: id, of });
+        }
+        if let Err(why) = acceptable(&manifest, id) {
+            return self.reject(id, why, out);
+        }
+        let key = (stat.uid, manifest.needs.key.clone());
+        if !key.1.is_empty()
+            && let Some(of) = self.work.keys.get(&key).copied()
+        {
+            return self.decide(Op::Alias { job: id, of });
+        }
+        self.decide(Op::Ingest(Box::new(Ingest {
+            job: id,
+            sub: manifest.sub,
+            sha: Digest::of(&bytes),
+            uid: stat.uid,
+            name: manifest.name,
+            array: manifest.array,
+            needs: manifest.needs,
+            at_ms: manifest.at_ms,
+        })))
+    }
+
+    fn reject(&mut self, id: JobId, why: String, out: &mut Outcome) -> Result<(), Halt> {
+        out.notes.push(format!("job {id} cannot be taken in: {why}"));
+        self.decide(Op::Reject { job: id, why })
+    }
+
+    /// Answers requests.
+    pub(super) fn answer_requests(&mut self, env: Env, file: &QueueFile, out: &mut Outcome) -> Result<(), Halt> {
+        let now = env.clock.boot();
+        if !self.control.is_due(now) {
+            return Ok(());
+        }
+        if let Err(wait) = self.budget.take(now, 1, &self.work.limits) {
+            self.control.later(now + wait);
+            return Ok(());
+        }
+        let Ok(entries) = env.fs.list(layout::CONTROL.as_ref()) else {
+            let (longest, idle) = self.gaps();
+            self.control.looked(now, false, longest, idle);
+            return Ok(());
+        };
+        let there: Vec<Nonce> = entries.iter().filter_map(|e| layout::parse_request(&e.name)).collect();
+        let mut news = false;
+        for id in &there {
+            if self.work.answered.contains(id) {
+                // Its file was not removed yet, perhaps because a predecessor died: once more.
+                out.removals.push(layout::request(*id));
+                continue;
+            }
+            let path = layout::request(*id);
+            let Ok((bytes, stat)) = read_owned(env, &path, SMALL_MAX) else { continue };
+            let action = match from_document::<Request>(&bytes) {
+                Ok(request) if request.id == *id && request.version <= CURRENT => request.action,
+                Ok(_) | Err(BadRecord::Malformed(_)) => {
+                    if self.reported.insert(path.clone()) {
+                        out.notes.push(format!(
+                            "`{}` is not a request that can be answered; it is left alone",
+                            path.display()
+                        ));
+                    }
+                    continue;
+                }
+                Err(BadRecord::Torn) => continue,
+            };
+            news = true;
+            let action = self.permitted(action, stat, file);
+            self.decide(Op::Answer { id: *id, action, uid: stat.uid })?;
+        }
+        let gone: Vec<Nonce> = self.work.answered.iter().filter(|id| !there.contains(id)).copied().collect();
+        // Forgetting is worth no decision of its own, and an id that this very draft answers is not forgotten by it.
+        let settled_only: Vec<Nonce> = gone.into_iter().filter(|id| !self.is_answered_by_draft(*id)).collect();
+        if !settled_only.is_empty() && (!self.draft.is_empty() || settled_only.len() > 1000) {
+            self.decide(Op::Forget { ids: settled_only })?;
+        }
+        let (longest, idle) = self.gaps();
+        self.control.looked(env.clock.boot(), news, longest, idle);
+        Ok(())
+    }
+
+    fn is_answered_by_draft(&self, id: Nonce) -> bool {
+        self.draft.iter().any(|op| matches!(op, Op::Answer { id: answered, .. } if *answered == id))
+    }
+
+    /// The part of `action` that the owner of the request's file may ask for and that names something known.
+    fn permitted(&self, action: Action, stat: Stat, file: &QueueFile) -> Action {
+        let is_operator = stat.uid == 0 || stat.uid == file.uid;
+        let may = |target: &Target| match self.work.job(target.job) {
+            Some(job) => is_operator || job.spec.uid == stat.uid,
+            // A manifest that is there but not whole can be cancelled before it is taken in.
+            None => self.torn.contains_key(&target.job) && !self.work.knows(target.job),
+        };
+        let only = |targets: Vec<Target>| targets.into_iter().filter(|t| may(t)).collect();
+        match action {
+            Action::Cancel { targets, reason } => Action::Cancel { targets: only(targets), reason },
+            Action::Hold { targets } => Action::Hold { targets: only(targets) },
+            Action::Release { targets } => Action::Release { targets: only(targets) },
+            Action::Retry { targets } => {
+                Action::Retry { targets: targets.into_iter().filter(|(t, _)| may(t)).collect() }
+            }
+            Action::Drain { worker } => {
+                let owner = self.work.workers.get(&worker).map(|w| w.admit.trust.uid);
+                if is_operator || owner == Some(stat.uid) {
+                    Action::Drain { worker }
+                } else {
+                    Action::Hold { targets: Vec::new() }
+                }
+            }
+            Action::Collect { keep_ms } => Action::Collect { keep_ms: keep_ms.filter(|_| is_operator) },
+        }
+    }
+}
+
+/// Reads a whole file of at most `max` bytes, and who owns it, from one open.
+fn read_owned(env: Env, path: &Path, max: u64) -> Result<(Vec<u8>, Stat), FsError> {
+    let mut file = env.fs.open(path)?;
+    let stat = file.stat()?;
+    if stat.len > max {
+        return Err(FsError::new(fs::Call::Read, path, libc::EFBIG));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(stat.len).unwrap_or(0) + 1);
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let n = file.read_at(&mut buffer, bytes.len() as u64)?;
+        if n == 0 {
+            return Ok((bytes, stat));
+        }
+        bytes.extend_from_slice(&buffer[..n]);
+        if bytes.len() as u64 > max {
+            return Err(FsError::new(fs::Call::Read, path, libc::EFBIG));
+        }
+    }
+}
+
+/// Reads a `HELLO`: `None` if it is not whole yet, an error if it is and says something that cannot be.
+fn read_hello(env: Env, file: &QueueFile, wid: &WorkerId) -> Result<Option<Hello>, String> {
+    let (bytes, stat) = match read_owned(env, &layout::hello(wid), SMALL_MAX) {
+        Ok(found) => found,
+        Err(e) if e.kind == ErrorKind::Planted => return Err(e.to_string()),
+        Err(_) => return Ok(None),
+    };
+    if frame::open_document(&bytes).is_none() {
+        return Ok(None);
+    }
+    let hello: Hello = from_document(&bytes).map_err(|e| e.to_string())?;
+    if hello.wid != *wid || hello.queue != file.id {
+        return Err("its HELLO belongs to another worker or queue".into());
+    }
+    if hello.version > CURRENT {
+        return Err(format!("it speaks version {}, this master up to {}", hello.version.0, CURRENT.0));
+    }
+    if stat.uid != hello.worker.uid || stat.uid != hello.trust.uid {
+        return Err(format!("its HELLO is owned by user {} and names user {}", stat.uid, hello.worker.uid));
+    }
+    Ok(Some(hello))
+}
+
+/// Checks what a manifest says before anything rests on it.
+fn acceptable(manifest: &Manifest, id: JobId) -> Result<(), String> {
+    if manifest.fq != "job" || manifest.job != id {
+        return Err(format!("the manifest calls itself `{}` {}", manifest.fq, manifest.job));
+    }
+    if manifest.version > CURRENT {
+        return Err(format!(
+            "the manifest is of version {}, this master knows versions up to {}",
+            manifest.version.0, CURRENT.0
+        ));
+    }
+    if manifest.array.as_ref().is_some_and(|set| set.is_empty() || set.len() > 10_000_000) {
+        return Err("an array has 1 to 10,000,000 tasks".into());
+    }
+    if manifest.needs.cpus == 0 {
+        return Err("a task needs at least one CPU".into());
+    }
+    if let Some(dependency) = manifest.needs.after.iter().find(|d| d.target.job >= id) {
+        return Err(format!("it depends on {}, which is not older than itself", dependency.target));
+    }
+    Ok(())
+}
