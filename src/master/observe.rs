@@ -131,32 +131,25 @@ impl Lead {
             } else {
                 let beat = Limits::span(limits.beat_ms);
                 let gap_max = beat * 2;
-                match watched.tail.poll(env.fs) {
-                    Ok(news) => {
-                        if let Some(damage) =
-                            news.damaged.as_ref().filter(|_| self.reported.insert(layout::segment(w, 0)))
-                        {
-                            out.notes.push(format!("the journal of {w} is damaged: {damage:?}"));
-                        }
-                        let grew = news.grew;
-                        watched.silence.polled(now, grew, gap_max);
-                        if grew {
-                            watched.lock = LockSeen::Untried;
-                            watched.unheard = false;
-                        }
-                        watched.take_note(news);
-                        let busy = !worker.out.is_empty() || !worker.outbox.is_empty();
-                        let longest = if busy {
-                            Limits::span(limits.poll_ms)
-                        } else {
-                            (beat / 2).max(Limits::span(limits.poll_ms))
-                        };
-                        watched.pace.looked(now, grew, longest, longest.max(beat / 2));
+                if let Ok(news) = watched.tail.poll(env.fs) {
+                    if let Some(damage) = news.damaged.as_ref().filter(|_| self.reported.insert(layout::segment(w, 0)))
+                    {
+                        out.notes.push(format!("the journal of {w} is damaged: {damage:?}"));
                     }
-                    Err(_) => {
-                        watched.silence.failed();
-                        watched.pace.looked(now, false, Limits::span(limits.poll_ms), Limits::span(limits.poll_ms));
+                    let grew = news.grew;
+                    watched.silence.polled(now, grew, gap_max);
+                    if grew {
+                        watched.lock = LockSeen::Untried;
+                        watched.unheard = false;
                     }
+                    watched.take_note(news);
+                    let busy = !worker.out.is_empty() || !worker.outbox.is_empty();
+                    let longest =
+                        if busy { Limits::span(limits.poll_ms) } else { (beat / 2).max(Limits::span(limits.poll_ms)) };
+                    watched.pace.looked(now, grew, longest, longest.max(beat / 2));
+                } else {
+                    watched.silence.failed();
+                    watched.pace.looked(now, false, Limits::span(limits.poll_ms), Limits::span(limits.poll_ms));
                 }
             }
         }
