@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod decision;
 pub mod fs;
+pub mod gc;
 pub mod journal;
 pub mod lease;
 pub mod mailbox;

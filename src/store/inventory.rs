@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::fs::{EntryKind, Fs, FsError};
+use crate::protocol::digest::Digest;
 use crate::protocol::id::DecisionId;
 use crate::protocol::layout;
 
 /// The names in the store at the time of a walk. A moment later there may be more.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Loose objects by digest and packs by name.
-    pub files: BTreeSet<String>,
+    /// Loose objects.
+    pub objects: BTreeSet<Digest>,
+    /// Packs by file name.
+    pub packs: BTreeSet<String>,
     /// Temporary files of writers, alive or not.
     pub temps: BTreeSet<PathBuf>,
     /// Quarantined files by the decision that ordered it.
@@ -36,7 +39,7 @@ pub fn take(fs: &dyn Fs, pace: &mut dyn FnMut()) -> Result<Inventory, FsError> {
         for entry in list(&dir)? {
             match layout::parse_object(&bucket.name, &entry.name) {
                 Some(digest) if entry.kind == EntryKind::File => {
-                    found.files.insert(digest.to_string());
+                    found.objects.insert(digest);
                 }
                 _ => found.add_other(dir.join(&entry.name), &entry.name),
             }
@@ -44,7 +47,7 @@ pub fn take(fs: &dyn Fs, pace: &mut dyn FnMut()) -> Result<Inventory, FsError> {
     }
     for entry in list(Path::new(layout::PACKS))? {
         if entry.kind == EntryKind::File && layout::parse_pack(&entry.name).is_some() {
-            found.files.insert(entry.name);
+            found.packs.insert(entry.name);
         } else {
             found.add_other(Path::new(layout::PACKS).join(&entry.name), &entry.name);
         }

@@ -67,8 +67,7 @@ fn a_store_stopped_after_any_step_has_no_false_object_and_takes_the_value_again(
         let outcome = put_loose(&fs, &dice, &value);
         fs.restart();
         fs.lose_power();
-        for name in inventory::take(&fs, &mut || {}).expect("an inventory").files {
-            let sha = name.parse().expect("a digest");
+        for sha in inventory::take(&fs, &mut || {}).expect("an inventory").objects {
             assert_eq!(verify(&fs, &Ref::Loose { sha, len: 100 }), Ok(()), "stopped after {stop}");
         }
         if let Ok(reference) = outcome {
@@ -235,7 +234,7 @@ fn sixty_four_writers_of_one_content_make_one_whole_object() {
         }
     });
     let found = inventory::take(&*fs, &mut || {}).expect("an inventory");
-    assert_eq!(found.files.len(), 1);
+    assert_eq!(found.objects.len(), 1);
     assert!(found.temps.is_empty());
     let path = dir.path().join(layout::object(&Digest::of(&value)));
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).expect("the object").permissions());
