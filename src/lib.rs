@@ -8,6 +8,7 @@ pub mod decision;
 pub mod fs;
 pub mod gc;
 pub mod journal;
+pub mod keeper;
 pub mod lease;
 pub mod mailbox;
 pub mod master;

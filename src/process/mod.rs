@@ -10,12 +10,29 @@
 //!
 //! [`HostProcess`] is the real one, [`crate::sim`] the simulated one.
 
+mod cgroup;
+mod host;
+mod identity;
+mod sys;
+mod tree;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use cgroup::WorkerCgroup;
+pub use host::{HostProcess, Waker};
+pub use identity::ThisHost;
+pub use sys::{Caught, Signals, groups_of};
+
+pub(crate) use host::start_worker;
+pub(crate) use sys::{Reaped, adopt_fd, reap, take_variable};
+#[cfg(test)]
+pub(crate) use tree::is_alive;
+pub(crate) use tree::{Sent, children, descendants, end};
 
 /// Starts and watches the processes of one worker.
 pub trait Process {

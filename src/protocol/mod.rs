@@ -4,6 +4,7 @@
 //!
 //! - [`id`]: the names of things (spec: terms)
 //! - [`digest`]: content addresses
+//! - [`errno`]: the names of system errors
 //! - [`frame`]: closing lines and checksummed lines, so that a torn document is told from a whole one (spec: records, "Framing")
 //! - [`version`]: who may read and write which format (spec: versions)
 //! - [`record`]: the documents on disk (spec: records)
@@ -11,6 +12,7 @@
 //! - [`lifecycle`]: states of tasks and attempts and the legal steps between them (spec: lifecycle)
 
 pub mod digest;
+pub mod errno;
 pub mod frame;
 pub mod id;
 pub mod layout;
