@@ -206,7 +206,8 @@ impl HostProcess {
     }
 
     /// Blocks until there is something for [`Process::poll`], somebody called [`Waker::wake`], a watched descriptor is ready, a
-    /// signal came, or `timeout` is over; false only in the last case.
+    /// signal came, or `timeout` is over; false only in the last case. While children run it also returns about every second, so
+    /// that what they left behind is reaped.
     ///
     /// After a `poll(0)` output does not count, so that a caller who cannot take any is not kept busy.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
@@ -1271,6 +1272,32 @@ mod tests {
         process.signal(lasting.child, Signal::Kill);
         assert_eq!(outcome(&mut process, lasting.child).end.status, Status::Signal(9));
         assert!(!is_running(&daemon));
+    }
+
+    /// Not a test of its own: with `sole` all children of the process count, so it needs one to itself.
+    #[test]
+    #[ignore = "started by `a_daemon_without_environment_is_ended_when_nobody_else_can_own_it`"]
+    fn role_of_a_sole_owner() {
+        let mut process = HostProcess::new().unwrap().sole();
+        let script = "env -i setsid sh -c 'echo $$; exec sleep 1000' & read -r _ < ready";
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("ready");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let child = process.start(&sh(script).cwd(dir.path()).0).unwrap().child;
+        let daemon = line(&mut process);
+        std::fs::write(fifo, "\n").unwrap();
+        let end = outcome(&mut process, child).end;
+        assert_eq!((end.status, end.leftovers), (Status::Exit(0), 1));
+        assert!(!is_running(&daemon));
+    }
+
+    #[test]
+    fn a_daemon_without_environment_is_ended_when_nobody_else_can_own_it() {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let words = ["--exact", "process::host::tests::role_of_a_sole_owner", "--ignored"];
+        let output = command.args(words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 
     #[test]
