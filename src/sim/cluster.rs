@@ -1,6 +1,5 @@
 //! The scheduler and the harness' view: hosts, processes, faults, time, and what can be inspected.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +13,7 @@ use crate::fs::Call;
 use crate::process::Launch;
 
 use super::client::HostState;
-use super::env::{self, Body, SimEnv};
+use super::env::{self, Body, SimEnv, Threads};
 use super::faults::{Armed, CallFault, Fault, FaultBudget};
 use super::process::{ChildRun, ChildScript};
 use super::profile::Profile;
@@ -72,7 +71,7 @@ pub struct Cluster {
     shared: Shared,
     routines: BTreeMap<u32, Routine>,
     stacks: Vec<DefaultStack>,
-    threads: Rc<RefCell<Vec<(u32, String, Body)>>>,
+    threads: Threads,
     services: Vec<Service>,
     look_ns: u64,
 }
@@ -380,13 +379,14 @@ impl Cluster {
         self.tidy();
     }
 
-    /// Puts a file on the server, complete and durable, as an operator might; the directory must exist. Replaces what is there.
+    /// Puts a file on the server, complete and durable, as an operator might, replacing what is there; says whether the
+    /// directory exists.
     pub fn put_file(&mut self, path: &str, bytes: &[u8]) -> bool {
         self.operate(path, |server, dir, name, now| {
             server.remove(dir, name, now);
             let ino = server.create(dir, name, Birth { mode: 0o644, maker: 0, host: u32::MAX }, now);
             server.append(ino, 0, bytes, true);
-            server.settle();
+            server.make_durable(ino, dir);
         })
     }
 
@@ -396,7 +396,7 @@ impl Cluster {
             if server.entry(dir, name).is_none() {
                 server.mkdir(dir, name, 0, now);
             }
-            server.settle();
+            server.commit_names(dir);
         })
     }
 
@@ -404,8 +404,16 @@ impl Cluster {
     pub fn remove(&mut self, path: &str) -> bool {
         self.operate(path, |server, dir, name, now| {
             server.remove(dir, name, now);
-            server.settle();
+            server.commit_names(dir);
         })
+    }
+
+    /// Gives what is at `path` to another user; everything belongs to user 1000 at first.
+    pub fn give(&mut self, path: &str, uid: u32) -> bool {
+        let mut world = self.shared.lock();
+        let Some(ino) = world.server.walk(path) else { return false };
+        world.server.inode_mut(ino).uid = uid;
+        true
     }
 
     fn operate(&mut self, path: &str, change: impl FnOnce(&mut Server, u64, &str, u64)) -> bool {
@@ -452,6 +460,11 @@ impl Cluster {
     /// How many calls of one kind all processes of one name have made.
     pub fn count(&self, name: &str, call: Call) -> u64 {
         self.shared.lock().counts.get(name).map_or(0, |counts| counts[call as usize])
+    }
+
+    /// How often each fault has hit each kind of call, by the names that `Debug` gives to faults.
+    pub fn coverage(&self) -> BTreeMap<(Call, &'static str), u64> {
+        self.shared.lock().coverage.clone()
     }
 
     /// The seed.
@@ -522,6 +535,11 @@ impl View<'_> {
     pub fn read_durable(&self, path: &str) -> Option<Vec<u8>> {
         let server = &self.world.server;
         server.file(server.walk(path)?).map(|file| file.data[..file.durable.min(file.data.len())].to_vec())
+    }
+
+    /// Whether name and bytes would survive a power loss now, with the names of all directories above.
+    pub fn is_durable(&self, path: &str) -> bool {
+        self.world.server.is_durable(path, self.world.now)
     }
 
     /// Whether anything is there.

@@ -47,29 +47,41 @@ fn suspend(process: u32) {
     RUNNING.set(running);
 }
 
+/// The thread that runs now, or `owner` if none does.
+fn current(owner: u32) -> u32 {
+    RUNNING.get().map_or(owner, |(process, _)| process)
+}
+
 /// A closure that becomes a thread of a process.
 pub(super) type Body = Box<dyn FnOnce(&SimEnv)>;
+
+/// Threads that wait to be started: of which process, under which name.
+pub(super) type Threads = Rc<RefCell<Vec<(u32, String, Body)>>>;
 
 /// The world as one simulated process sees it.
 pub struct SimEnv {
     shared: Shared,
     process: u32,
+    /// The process that this thread belongs to: itself, if it is the first.
+    owner: u32,
     fs: SimFs,
     clock: SimClock,
     chance: SimChance,
     host: SimHost,
-    threads: Rc<RefCell<Vec<(u32, String, Body)>>>,
+    threads: Threads,
 }
 
 impl SimEnv {
-    pub(super) fn new(shared: &Shared, process: u32, threads: Rc<RefCell<Vec<(u32, String, Body)>>>) -> Self {
+    pub(super) fn new(shared: &Shared, process: u32, threads: Threads) -> Self {
+        let owner = shared.lock().procs[process as usize].owner;
         Self {
-            fs: SimFs { shared: shared.clone(), process },
-            clock: SimClock { shared: shared.clone(), process },
+            fs: SimFs { shared: shared.clone(), owner },
+            clock: SimClock { shared: shared.clone(), owner },
             chance: SimChance { shared: shared.clone() },
-            host: SimHost { shared: shared.clone(), process },
+            host: SimHost { shared: shared.clone(), process: owner },
             shared: shared.clone(),
             process,
+            owner,
             threads,
         }
     }
@@ -99,9 +111,9 @@ impl SimEnv {
         &self.host
     }
 
-    /// A starter of children. All starters of one process share its children.
+    /// A starter of children. All starters of one process and its threads share its children.
     pub fn process(&self) -> SimProcess {
-        SimProcess { shared: self.shared.clone(), process: self.process }
+        SimProcess { shared: self.shared.clone(), process: self.owner }
     }
 
     /// Sleeps until the boot clock of this host shows at least `boot`.
@@ -128,7 +140,7 @@ impl SimEnv {
 
     /// Whether the harness has asked this process to end in order, as a `SIGTERM` does.
     pub fn should_stop(&self) -> bool {
-        self.shared.lock().procs[self.process as usize].asked_to_stop
+        self.shared.lock().procs[self.owner as usize].asked_to_stop
     }
 
     /// Writes a line of its own into the trace.
@@ -139,7 +151,7 @@ impl SimEnv {
     /// Starts a thread of this process: it is killed, stopped and counted with it. It must take all that it shares with the
     /// other threads through values that do not block.
     pub fn spawn_thread(&self, name: &str, body: impl FnOnce(&SimEnv) + 'static) {
-        self.threads.borrow_mut().push((self.process, name.to_owned(), Box::new(body)));
+        self.threads.borrow_mut().push((self.owner, name.to_owned(), Box::new(body)));
     }
 }
 
@@ -147,14 +159,14 @@ impl SimEnv {
 #[derive(Debug, Clone)]
 pub struct SimClock {
     shared: Shared,
-    process: u32,
+    owner: u32,
 }
 
 impl Clock for SimClock {
     fn boot(&self) -> Duration {
         let mut world = self.shared.lock();
-        let stuck = world.spin(self.process);
-        let host = world.procs[self.process as usize].host as usize;
+        let stuck = world.spin(current(self.owner));
+        let host = world.procs[self.owner as usize].host as usize;
         let boot = world.hosts[host].boot(world.now);
         drop(world);
         assert!(!stuck, "a simulated process reads the clock without ever sleeping");
@@ -163,7 +175,7 @@ impl Clock for SimClock {
 
     fn wall_ms(&self) -> u64 {
         let world = self.shared.lock();
-        let host = &world.hosts[world.procs[self.process as usize].host as usize];
+        let host = &world.hosts[world.procs[self.owner as usize].host as usize];
         (1_700_000_000_000 + (world.now / 1_000_000) as i64 + host.wall_offset_ms) as u64
     }
 }
@@ -184,15 +196,22 @@ impl Chance for SimChance {
 #[derive(Debug, Clone)]
 pub struct SimFs {
     shared: Shared,
-    process: u32,
+    owner: u32,
 }
 
-fn call(shared: &Shared, process: u32, call: Call, path: &str, op: Op) -> Reply {
+fn call(shared: &Shared, owner: u32, call: Call, path: &str, op: Op) -> Reply {
     if std::thread::panicking() {
         // The stack unwinds: a dead process does nothing any more.
         return Reply::Failed(libc::EIO);
     }
-    if let Err(at_once) = shared.lock().begin(process, call, path, op) {
+    let process = current(owner);
+    let (is_ours, begun) = {
+        let mut world = shared.lock();
+        let is_ours = world.procs[process as usize].owner == owner;
+        (is_ours, if is_ours { world.begin(process, call, path, op) } else { Ok(()) })
+    };
+    assert!(is_ours, "a handle of one simulated process was used by another");
+    if let Err(at_once) = begun {
         return at_once;
     }
     suspend(process);
@@ -205,7 +224,7 @@ impl SimFs {
         let (true, Some(text)) = (is_plain, path.to_str()) else {
             return Err(FsError::new(kind, path, libc::EINVAL));
         };
-        match call(&self.shared, self.process, kind, text, op) {
+        match call(&self.shared, self.owner, kind, text, op) {
             Reply::Failed(errno) => Err(FsError::new(kind, path, errno)),
             reply => Ok(reply),
         }
@@ -217,9 +236,7 @@ impl SimFs {
 
     fn handle(&self, kind: Call, path: &Path, op: Op) -> Result<SimFile> {
         match self.ask(kind, path, op)? {
-            Reply::Handle(id) => {
-                Ok(SimFile { shared: self.shared.clone(), process: self.process, path: path.into(), id })
-            }
+            Reply::Handle(id) => Ok(SimFile { shared: self.shared.clone(), owner: self.owner, path: path.into(), id }),
             _ => Err(FsError::new(kind, path, libc::EIO)),
         }
     }
@@ -266,7 +283,7 @@ impl Fs for SimFs {
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         match self.ask(Call::Lock, path, Op::Lock(limit.as_nanos() as u64)) {
             Ok(Reply::Locked(id)) => {
-                Locked::Held(Box::new(SimLock { shared: self.shared.clone(), process: self.process, id }))
+                Locked::Held(Box::new(SimLock { shared: self.shared.clone(), owner: self.owner, id }))
             }
             Ok(Reply::Refused) => Locked::Refused,
             Ok(Reply::Unsupported) => Locked::Unsupported,
@@ -286,14 +303,14 @@ impl Fs for SimFs {
 
 struct SimFile {
     shared: Shared,
-    process: u32,
+    owner: u32,
     path: PathBuf,
     id: u64,
 }
 
 impl SimFile {
     fn ask(&self, kind: Call, op: Op) -> Result<Reply> {
-        match call(&self.shared, self.process, kind, self.path.to_str().unwrap_or(""), op) {
+        match call(&self.shared, self.owner, kind, self.path.to_str().unwrap_or(""), op) {
             Reply::Failed(errno) => Err(FsError::new(kind, &self.path, errno)),
             reply => Ok(reply),
         }
@@ -341,7 +358,7 @@ impl Drop for SimFile {
 
 struct SimLock {
     shared: Shared,
-    process: u32,
+    owner: u32,
     id: u64,
 }
 
@@ -355,7 +372,7 @@ impl Drop for SimLock {
     fn drop(&mut self) {
         // The lock of a dead process is freed by its keeper or by the server, not by its unwinding stack.
         let mut world = self.shared.lock();
-        if world.procs[self.process as usize].is_alive {
+        if world.procs[self.owner as usize].is_alive {
             world.release(self.id);
         }
     }

@@ -96,6 +96,24 @@ impl Armed {
 }
 
 impl CallFault {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::LostReply => "LostReply",
+            Self::Refused(_) => "Refused",
+            Self::Failed(_) => "Failed",
+            Self::CrashBefore => "CrashBefore",
+            Self::CrashAfter => "CrashAfter",
+            Self::HostCrashBefore => "HostCrashBefore",
+            Self::HostCrashAfter => "HostCrashAfter",
+            Self::LateAfterDeath(_) => "LateAfterDeath",
+            Self::Slow(_) => "Slow",
+            Self::PauseAfter(_) => "PauseAfter",
+            Self::NulTail => "NulTail",
+            Self::ShortTail => "ShortTail",
+            Self::HalfRename => "HalfRename",
+        }
+    }
+
     /// Whether the fault makes sense for this call at all.
     pub fn suits(self, call: Call) -> bool {
         match self {

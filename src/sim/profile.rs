@@ -119,6 +119,8 @@ pub struct Profile {
     pub locks: Locks,
     /// After this long the server takes back the locks of a silent host; `None`: only when that host boots again.
     pub lock_lease: Option<u64>,
+    /// How long after a restart the server gives no new locks.
+    pub lock_grace: u64,
     /// Whether a host that was silent for `lock_lease` is shut out until it boots again.
     pub evicts: bool,
     /// Whether calls of a cut-off host fail with EIO after a while instead of hanging.
@@ -153,6 +155,7 @@ impl Profile {
             replay: Replay::Exact,
             locks: Locks::Coherent,
             lock_lease: None,
+            lock_grace: 0,
             evicts: false,
             soft: false,
             delegation: None,
@@ -181,6 +184,7 @@ impl Profile {
             commit: Commit::Server,
             flush: 5 * SEC,
             replay: Replay::Again,
+            lock_grace: 90 * SEC,
             silly_rename: true,
             stale_handles: true,
             ..Self::local()
@@ -225,6 +229,7 @@ impl Profile {
             flush: 5 * SEC,
             replay: Replay::Exact,
             lock_lease: Some(100 * SEC),
+            lock_grace: 0,
             evicts: true,
             silly_rename: false,
             stale_handles: false,
@@ -248,6 +253,7 @@ impl Profile {
             journal: Journal::PerDirectory,
             replay: Replay::Error,
             locks: Locks::HostLocal,
+            lock_grace: 0,
             silly_rename: false,
             stale_handles: false,
             ..Self::nfs3()

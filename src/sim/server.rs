@@ -119,6 +119,8 @@ pub(super) struct Server {
     pub(super) acting: u32,
     pub(super) locks: BTreeMap<(u64, u32), Hold>,
     pub(super) is_up: bool,
+    /// Until then no new lock is given, so that those of before the restart can be reclaimed.
+    pub(super) grace_until: u64,
     pub(super) is_full: bool,
     /// Requests that wait for the server to come up.
     pub(super) held: Vec<u64>,
@@ -138,6 +140,7 @@ impl Server {
             acting: u32::MAX,
             locks: BTreeMap::new(),
             is_up: true,
+            grace_until: 0,
             is_full: false,
             held: Vec::new(),
         };
@@ -462,20 +465,39 @@ impl Server {
         }
     }
 
-    /// Makes everything durable, as an idle server does by itself.
-    pub(super) fn settle(&mut self) {
-        while let Some(record) = self.journal.pop_front() {
-            self.forget(&record.change);
+    /// Makes one file durable with its name.
+    pub(super) fn make_durable(&mut self, ino: u64, dir: u64) {
+        if let Some(file) = self.file_mut(ino) {
+            file.at_server = file.data.len();
+            file.durable = file.data.len();
         }
-        for ino in std::mem::take(&mut self.unstable) {
-            if let Some(file) = self.file_mut(ino) {
-                if file.at_server < file.data.len() {
-                    self.unstable.insert(ino);
-                } else {
-                    file.durable = file.data.len();
-                    file.marks.clear();
-                }
+        self.unstable.remove(&ino);
+        self.commit_names(dir);
+    }
+
+    /// Whether a power loss now would leave `path`, and a file whole.
+    pub(super) fn is_durable(&self, path: &str, now: u64) -> bool {
+        let mut at = ROOT;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let is_loose = |record: &Record| {
+                let (dir, name) = match &record.change {
+                    Change::Made { dir, name } | Change::Removed { dir, name, .. } => (*dir, name),
+                    Change::Renamed { to, .. } => (to.0, &to.1),
+                };
+                dir == at && name == part && record.at + self.flush >= now
+            };
+            if self.journal.iter().any(is_loose) {
+                return false;
+            }
+            match self.entry(at, part) {
+                Some(ino) => at = ino,
+                None => return false,
             }
         }
+        let settled = |file: &File| {
+            let mark = file.marks.iter().rfind(|(marked, _)| marked + self.flush <= now).map_or(0, |(_, len)| *len);
+            file.durable.max(mark) >= file.data.len()
+        };
+        self.file(at).is_none_or(settled)
     }
 }

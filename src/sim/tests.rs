@@ -687,6 +687,98 @@ fn threads_share_the_fate_of_their_process() {
 }
 
 #[test]
+fn threads_of_a_process_share_its_files_and_its_children() {
+    let mut cluster = Cluster::new(9, Profile::nfs3());
+    let host = cluster.add_host("a");
+    cluster.put_file("lock", b"");
+    let process = cluster.spawn(host, "p", |env| {
+        let (fs, lock) = (env.fs_arc(), env.fs().lock(path("lock"), second(1)));
+        let mut file = env.fs().create(path("f"), 0o644).unwrap();
+        env.process().start(&launch("sim after 1000", "t")).unwrap();
+        env.spawn_thread("other", move |env| {
+            let _lock = lock;
+            file.write(b"by the other thread").unwrap();
+            file.close().unwrap();
+            fs.rename(path("f"), path("g")).unwrap();
+            env.sleep_until_or_child(env.clock().boot() + MINUTE);
+            assert_eq!(env.process().poll(10).len(), 1);
+        });
+        env.sleep(second(2));
+        assert!(env.process().poll(10).is_empty());
+    });
+    run(&mut cluster, MINUTE);
+    cluster.view(|view| {
+        assert!(view.finished(process) && view.lock_holder("lock").is_none());
+        assert_eq!(view.read("g").unwrap(), b"by the other thread");
+    });
+}
+
+#[test]
+fn a_lock_asked_for_over_a_server_restart_is_not_lost_to_oneself() {
+    let mut held = 0;
+    for seed in 0..30 {
+        let mut cluster = Cluster::new(seed, Profile::nfs3());
+        cluster.look_every(Duration::ZERO);
+        let host = cluster.add_host("a");
+        cluster.put_file("lock", b"");
+        let words = board();
+        let out = Arc::clone(&words);
+        cluster.spawn(host, "p", move |env| {
+            out.lock().unwrap().push(lock_word(&env.fs().lock(path("lock"), MINUTE * 5)));
+        });
+        cluster.run_until(|view| view.lock_holder("lock").is_some(), second(1)).unwrap();
+        cluster.inject(Fault::ServerRestart(second(5)));
+        run(&mut cluster, MINUTE * 10);
+        held += usize::from(words.lock().unwrap()[0] == "Held");
+        assert!(cluster.view(|view| view.lock_holder("lock").is_none()));
+    }
+    assert_eq!(held, 30);
+}
+
+#[test]
+fn durability_is_told_as_a_power_loss_would_find_it() {
+    let mut cluster = Cluster::new(9, Profile::local());
+    let host = cluster.add_host("a");
+    cluster.spawn(host, "p", |env| {
+        let fs = env.fs();
+        fs.mkdir(path("d")).unwrap();
+        put_new(fs, path("d/f"), b"x", 0o644).unwrap();
+        env.sleep(second(1));
+        fs.mkdir(path("e")).unwrap();
+        let mut file = fs.create(path("e/f"), 0o644).unwrap();
+        file.write(b"x").unwrap();
+        file.sync().unwrap();
+        env.sleep(second(1));
+        fs.sync_dir(path("e")).unwrap();
+        env.sleep(second(1));
+    });
+    let told = |cluster: &Cluster| cluster.view(|view| (view.is_durable("d/f"), view.is_durable("e/f")));
+    cluster.run_for(Duration::from_millis(500)).unwrap();
+    assert_eq!(told(&cluster), (true, false));
+    cluster.run_for(second(1)).unwrap();
+    assert_eq!(told(&cluster), (true, false));
+    cluster.run_for(second(1)).unwrap();
+    assert_eq!(told(&cluster), (true, true));
+}
+
+#[test]
+fn a_plan_meets_many_calls_with_many_faults() {
+    let mut met = std::collections::BTreeSet::new();
+    for seed in 0..30 {
+        let mut cluster = Cluster::new(seed, Profile::gluster());
+        for name in ["a", "b"] {
+            let host = cluster.add_host(name);
+            cluster.spawn_service(host, name, second(1), |env| busy(env, 20));
+        }
+        cluster.plan_faults(&FaultBudget::mixed(second(30)));
+        cluster.run_for(MINUTE).unwrap();
+        met.extend(cluster.coverage().into_keys());
+    }
+    assert!(met.len() > 30, "{met:?}");
+    assert!(met.contains(&(Call::Rename, "LostReply")) && met.contains(&(Call::Rename, "HalfRename")));
+}
+
+#[test]
 fn a_killed_process_leaves_its_written_bytes_with_its_hosts_kernel() {
     let mut cluster = Cluster::new(9, Profile::nfs3());
     let host = cluster.add_host("a");

@@ -132,7 +132,8 @@ struct Handle {
 pub(super) struct ProcState {
     pub(super) name: String,
     pub(super) host: u32,
-    pub(super) parent: Option<u32>,
+    /// The process of a thread, or itself.
+    pub(super) owner: u32,
     pub(super) service: Option<u32>,
     pub(super) is_alive: bool,
     pub(super) has_finished: bool,
@@ -306,6 +307,7 @@ pub(super) struct World {
     /// Faults of plans are ignored before this event age.
     plan_from: u64,
     pub(super) trace: Trace,
+    pub(super) coverage: BTreeMap<(Call, &'static str), u64>,
     pub(super) counts: BTreeMap<String, [u64; Call::ALL.len()]>,
     pub(super) calls: u64,
     pub(super) hook: Hook,
@@ -347,6 +349,7 @@ impl World {
             armed: Vec::new(),
             plan_from: 0,
             trace: Trace { lines: VecDeque::new(), capacity: 2000, digest: 0xcbf2_9ce4_8422_2325, nothing: "".into() },
+            coverage: BTreeMap::new(),
             counts: BTreeMap::new(),
             calls: 0,
             hook: Box::new(|launch, _| ChildScript::from_argv(&launch.argv)),
@@ -388,7 +391,13 @@ impl World {
             Event::Start(process) => self.resume(process),
             Event::Execute(id) => self.execute(id),
             Event::Reply(id) => self.reply(id),
-            Event::SoftTimeout(id) => self.time_out(id, Reply::Failed(libc::EIO)),
+            Event::SoftTimeout(id) => {
+                self.time_out(id, Reply::Failed(libc::EIO));
+                // Perhaps it was given up before it was sent.
+                if self.requests.get(&id).is_some_and(|r| r.is_abandoned) && self.seed.happens(500) {
+                    self.requests.remove(&id);
+                }
+            }
             Event::LockTimeout(id) => self.time_out(id, Reply::Hung),
             Event::Wake(process, sleep) => {
                 if self.procs[process as usize].sleep == sleep {
@@ -573,6 +582,7 @@ impl World {
             }
         }
         let armed = self.armed.remove(hit?);
+        *self.coverage.entry((call, armed.fault.name())).or_insert(0) += 1;
         self.note(process, format!("fault: {:?}", armed.fault));
         Some(armed.fault)
     }
@@ -816,9 +826,9 @@ impl World {
         }
     }
 
-    fn open_handle(&mut self, ino: u64, request: &Request, len: usize, writes: bool) -> Reply {
-        let handle = self.next_id;
-        self.next_id += 1;
+    /// Opens a handle with the number of the request, so that a repeated request opens it anew and leaves no other behind.
+    fn open_handle(&mut self, handle: u64, ino: u64, request: &Request, len: usize, writes: bool) -> Reply {
+        self.close_handle(handle);
         self.server.inode_mut(ino).opens += 1;
         let fresh_for = self.seed.within((3 * SEC, 12 * SEC));
         self.handles.insert(
@@ -826,7 +836,7 @@ impl World {
             Handle {
                 ino,
                 host: request.host,
-                process: request.process,
+                process: self.procs[request.process as usize].owner,
                 path: Arc::clone(&request.path),
                 len,
                 seen_at: self.now,
@@ -844,7 +854,7 @@ impl World {
         let path = Arc::clone(&request.path);
         match request.op.clone() {
             Op::List => self.do_list(request, host, &path),
-            Op::Open => self.do_open(request, host, &path),
+            Op::Open => self.do_open(id, request, host, &path),
             Op::Stat(handle) => self.do_stat(handle).into(),
             Op::Read(handle, offset, len) => self.do_read(handle, offset, len).into(),
             Op::Create(mode) => self.do_create(id, request, host, &path, mode),
@@ -868,7 +878,7 @@ impl World {
             Op::Unlink => self.do_unlink(request, host, &path),
             Op::Mkdir => self.do_mkdir(id, request, host, &path),
             Op::Rmdir => self.do_rmdir(request, host, &path).into(),
-            Op::Lock(limit) => self.do_lock(request, host, &path, limit),
+            Op::Lock(limit) => self.do_lock(id, request, host, &path, limit),
             Op::Space => {
                 let bytes_free = if self.server.is_full { 0 } else { 1 << 40 };
                 Outcome::Answer(Reply::Space(Space { bytes_free, inodes_free: 1 << 30 }))
@@ -902,7 +912,7 @@ impl World {
         Outcome::Answer(Reply::Listing(names))
     }
 
-    fn do_open(&mut self, request: &mut Request, host: u32, path: &str) -> Outcome {
+    fn do_open(&mut self, id: u64, request: &mut Request, host: u32, path: &str) -> Outcome {
         let found = self.parent(host, path).and_then(|(dir, name)| {
             let ino = self.look_up(host, dir, name).ok_or(libc::ENOENT)?;
             if self.server.is_dir(ino) { Err(libc::EISDIR) } else { Ok((dir, ino)) }
@@ -928,7 +938,7 @@ impl World {
             file.delegated.push(host);
         }
         let len = self.hosts[host as usize].length(&self.profile, &self.server, ino, host, self.now);
-        Outcome::Answer(self.open_handle(ino, request, len, false))
+        Outcome::Answer(self.open_handle(id, ino, request, len, false))
     }
 
     /// How much of its file a handle sees now.
@@ -972,7 +982,7 @@ impl World {
         if let Some(there) = self.server.entry(dir, name) {
             // An exclusive create that is sent again is known by its verifier.
             if self.server.inode(there).maker == id {
-                return Outcome::Answer(self.open_handle(there, request, 0, true));
+                return Outcome::Answer(self.open_handle(id, there, request, 0, true));
             }
             return Outcome::Answer(Reply::Failed(libc::EEXIST));
         }
@@ -987,7 +997,7 @@ impl World {
         if self.profile.commit == Commit::Server {
             request.commits.push(dir);
         }
-        Outcome::Answer(self.open_handle(ino, request, 0, true))
+        Outcome::Answer(self.open_handle(id, ino, request, 0, true))
     }
 
     fn break_handle(&mut self, handle: u64) {
@@ -1266,11 +1276,14 @@ impl World {
         Ok(Reply::Done)
     }
 
-    fn do_lock(&mut self, request: &Request, host: u32, path: &str, limit: u64) -> Outcome {
+    fn do_lock(&mut self, id: u64, request: &Request, host: u32, path: &str, limit: u64) -> Outcome {
         let ino = match self.locate(host, path) {
             Ok(ino) => ino,
             Err(errno) => return Outcome::Answer(Reply::Failed(errno)),
         };
+        if request.is_abandoned {
+            return Outcome::Answer(Reply::Refused);
+        }
         let key = match self.profile.locks {
             Locks::Coherent => (ino, NOBODY),
             Locks::HostLocal => (ino, host),
@@ -1278,13 +1291,17 @@ impl World {
             // The timeout answers first.
             Locks::Hanging => return Outcome::Wait(self.now + limit + SEC),
         };
-        if request.is_abandoned || self.server.locks.contains_key(&key) {
-            return Outcome::Answer(Reply::Refused);
+        match self.server.locks.get(&key) {
+            // The same request once more, after a lost reply.
+            Some(hold) if hold.id == id => Outcome::Answer(Reply::Locked(id)),
+            Some(_) => Outcome::Answer(Reply::Refused),
+            None if self.server.grace_until > self.now => Outcome::Wait(self.server.grace_until + MS),
+            None => {
+                let process = self.procs[request.process as usize].owner;
+                self.server.locks.insert(key, Hold { process, host, id });
+                Outcome::Answer(Reply::Locked(id))
+            }
         }
-        let id = self.next_id;
-        self.next_id += 1;
-        self.server.locks.insert(key, Hold { process: request.process, host, id });
-        Outcome::Answer(Reply::Locked(id))
     }
 
     pub(super) fn release(&mut self, id: u64) {
@@ -1300,7 +1317,7 @@ impl World {
         self.procs.push(ProcState {
             name: name.to_owned(),
             host,
-            parent,
+            owner: parent.unwrap_or(id),
             service,
             is_alive: true,
             has_finished: false,
@@ -1360,8 +1377,9 @@ impl World {
         self.note(process, why.to_owned());
         self.procs[process as usize].is_alive = false;
         self.reap.push(process);
-        let threads: Vec<u32> =
-            (0..self.procs.len() as u32).filter(|p| self.procs[*p as usize].parent == Some(process)).collect();
+        let threads: Vec<u32> = (0..self.procs.len() as u32)
+            .filter(|p| *p != process && self.procs[*p as usize].owner == process)
+            .collect();
         for thread in threads {
             self.end_process(thread, keeper, "ends with its process");
         }
@@ -1375,6 +1393,9 @@ impl World {
             if !begun && !self.seed.happens(if held { 750 } else { 500 }) {
                 self.requests.remove(&id);
             }
+        }
+        if self.procs[process as usize].owner != process {
+            return;
         }
         let open: Vec<u64> = self.handles.iter().filter(|(_, h)| h.process == process).map(|(id, _)| *id).collect();
         for handle in open {
@@ -1501,6 +1522,15 @@ impl World {
     }
 
     pub(super) fn crash_host(&mut self, host: u32, down: Duration) {
+        if self.profile.local {
+            // The host is the server.
+            self.server_down(true, down);
+        } else {
+            self.lose_host(host, down);
+        }
+    }
+
+    fn lose_host(&mut self, host: u32, down: Duration) {
         if !self.hosts[host as usize].is_up {
             return;
         }
@@ -1516,6 +1546,8 @@ impl World {
         // Its locks stay until the server takes them back; a host-local lock is gone with it.
         if self.profile.locks == Locks::Coherent && !self.profile.local {
             self.server.locks = locks;
+        } else {
+            self.server.locks.retain(|_, hold| hold.host != host);
         }
         let now = self.now;
         let seed = &mut self.seed;
@@ -1557,6 +1589,10 @@ impl World {
         state.boot_base = boot_base;
         let boot = state.boot_count;
         self.note(NOBODY, format!("host {host} boots"));
+        if self.profile.evicts {
+            // The new session ends the old one with all that was still under way in it.
+            self.requests.retain(|_, r| r.host != host || r.executed.is_some());
+        }
         self.schedule(now + 14 * SEC, Event::ReleaseHost(host, boot));
     }
 
@@ -1567,7 +1603,7 @@ impl World {
         self.note(NOBODY, format!("the server goes down{}", if loses { " and loses what is not durable" } else { "" }));
         if self.profile.local && loses {
             for host in 0..self.hosts.len() as u32 {
-                self.crash_host(host, span);
+                self.lose_host(host, span);
             }
             self.requests.clear();
         }
@@ -1612,6 +1648,7 @@ impl World {
             return;
         }
         self.server.is_up = true;
+        self.server.grace_until = self.now + self.profile.lock_grace;
         self.note(NOBODY, "the server is up".to_owned());
         for id in std::mem::take(&mut self.server.held) {
             self.soon((MS, 10 * SEC), Event::Execute(id));
@@ -1732,10 +1769,11 @@ impl World {
     /// Wakes the process that waits for its children.
     fn stir(&mut self, child: u32) {
         let process = self.children[child as usize].run.process.0;
-        let proc = &self.procs[process as usize];
-        if proc.is_alive && proc.wakes_for_children {
-            let sleep = proc.sleep;
-            self.schedule(self.now + 100_000, Event::Wake(process, sleep));
+        for waiter in 0..self.procs.len() as u32 {
+            let proc = &self.procs[waiter as usize];
+            if proc.owner == process && proc.is_alive && proc.wakes_for_children {
+                self.schedule(self.now + 100_000, Event::Wake(waiter, proc.sleep));
+            }
         }
     }
 
