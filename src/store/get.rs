@@ -68,7 +68,7 @@ fn missing(sha: Digest, source: FsError) -> StoreError {
 }
 
 /// Reads up to `len` bytes from `at` on; returns how many there were.
-pub(super) fn read_range(file: &mut dyn ReadFile, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> fs::Result<u64> {
+pub(crate) fn read_range(file: &mut dyn ReadFile, at: u64, len: u64, sink: &mut dyn FnMut(&[u8])) -> fs::Result<u64> {
     let mut buffer = vec![0; 256 * 1024];
     let mut have = 0;
     while have < len {
