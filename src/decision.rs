@@ -16,12 +16,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::clock::Chance;
-use crate::fs::{self, ErrorKind, Fs, FsError};
+use crate::fs::{self, Call, ErrorKind, Fs, FsError};
 use crate::protocol::digest::Digest;
 use crate::protocol::frame;
 use crate::protocol::id::{DecisionId, Nonce};
 use crate::protocol::layout;
 use crate::protocol::record::{BadRecord, HeadStyle, Header, Op, QueueFile, SnapshotRef, to_line};
+use crate::protocol::version;
 use crate::state::{State, decode_snapshot, encode_snapshot};
 
 /// The mode of files that everyone who works on the queue reads.
@@ -52,7 +53,11 @@ pub fn decode_group(bytes: &[u8]) -> Result<Group, BadRecord> {
     let malformed = |e: serde_json::Error| BadRecord::Malformed(e.to_string());
     let body = frame::open_document(bytes).ok_or(BadRecord::Torn)?;
     let mut lines = body.split_inclusive(|&b| b == b'\n');
-    let header = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(malformed)?;
+    let header: Header = serde_json::from_slice(lines.next().unwrap_or_default()).map_err(malformed)?;
+    if header.fq != "decision" {
+        return Err(BadRecord::Malformed(format!("it is a `{}`, expected a `decision`", header.fq)));
+    }
+    version::check(header.version, &[]).map_err(|e| BadRecord::Malformed(e.to_string()))?;
     let ops = lines.map(|line| serde_json::from_slice(line).map_err(malformed)).collect::<Result<_, _>>()?;
     Ok(Group { header, ops, sha: Digest::of(bytes) })
 }
@@ -64,7 +69,8 @@ pub enum ChainError {
     Fs(FsError),
     /// The listing of `decisions/head` shows no token. For a moment this is possible while it moves.
     NoHead,
-    /// It shows several. For a moment this is possible while it moves.
+    /// It shows several. For a moment this is possible while it moves, and longer where a process died while moving it; a
+    /// [`Writer`] then sets all but one aside, unless they come from two copies of a queue.
     Several(Vec<String>),
     /// The head or its ancestor is not there, or not whole. For a moment this is possible after a commit elsewhere.
     Missing {
@@ -97,7 +103,8 @@ impl fmt::Display for ChainError {
             Self::Several(names) => {
                 write!(
                     f,
-                    "`{}` has several tokens ({}): two copies of the queue were merged",
+                    "`{}` has several tokens ({}): a move of the token was cut short, which the next master mends, or two \
+                     copies of the queue were merged",
                     layout::HEAD,
                     names.join(", ")
                 )
@@ -189,6 +196,16 @@ fn read_group(fs: &dyn Fs, id: DecisionId, expected: Option<Digest>) -> Result<G
     Ok(group)
 }
 
+/// The predecessor that a group names, and the digest of its file.
+fn predecessor(group: &Group) -> Result<(DecisionId, Digest), ChainError> {
+    let id = group.header.id;
+    match (group.header.prev, group.header.prev_sha) {
+        (Some(prev), Some(sha)) if prev.generation.checked_add(1) == Some(id.generation) => Ok((prev, sha)),
+        (Some(prev), _) => Err(ChainError::Broken { id, why: format!("it names {prev} as its predecessor") }),
+        (None, _) => Err(ChainError::Broken { id, why: "it names no predecessor".into() }),
+    }
+}
+
 /// Follows the chain: keeps the state at the newest decision that was seen.
 #[derive(Debug, Clone)]
 pub struct Reader {
@@ -218,28 +235,27 @@ impl Reader {
             }
             let group = read_group(fs, at, expected)?;
             snapshots.extend(group.header.snapshot.map(|s| (s.at, s.sha)));
-            let (prev, prev_sha) = (group.header.prev, group.header.prev_sha);
-            groups.push(group);
-            let Some(prev) = prev else { break State::new(at) };
-            if prev.generation + 1 != at.generation {
-                return Err(ChainError::Broken { id: at, why: format!("it names {prev} as its predecessor") });
+            if at.generation == 0 && group.header.prev.is_none() {
+                groups.push(group);
+                break State::new(at);
             }
-            (at, expected) = (prev, prev_sha);
-        };
-        let last = match groups.first() {
-            Some(group) => (group.sha, group.header.at_ms),
-            // The head itself is the snapshot's decision: its file is needed for its digest.
-            None => read_group(fs, head, None).map(|group| (group.sha, group.header.at_ms))?,
+            let (prev, sha) = predecessor(&group)?;
+            groups.push(group);
+            (at, expected) = (prev, Some(sha));
         };
         for group in groups.iter().rev() {
             apply(&mut state, group)?;
         }
-        Ok(Self { state, sha: last.0, at_ms: last.1 })
+        // No group names a snapshot of itself, so the head's own was read.
+        let newest = &groups[0];
+        Ok(Self { state, sha: newest.sha, at_ms: newest.header.at_ms })
     }
 
     /// Looks for newer decisions and applies them; says whether there were any.
     ///
-    /// Where the decisions between were pruned, or this reader followed a line that was never bound, everything is read anew.
+    /// Where the decisions between were pruned, everything is read anew. Fails with [`ChainError::RolledBack`] where what this
+    /// reader knows is not part of the chain; nothing of it may be acted upon then. After [`ChainError::Broken`] the reader is of
+    /// no use.
     pub fn refresh(&mut self, fs: &dyn Fs) -> Result<bool, ChainError> {
         let head = look_for_one(fs)?;
         self.catch_up(fs, head)
@@ -264,20 +280,16 @@ impl Reader {
                 }
                 Err(e) => return Err(e),
             };
-            let Some(prev) = group.header.prev else {
-                return Err(ChainError::Broken { id: at, why: "it names no predecessor".into() });
-            };
-            (at, expected) = (prev, group.header.prev_sha);
+            let (prev, sha) = predecessor(&group)?;
             groups.push(group);
+            (at, expected) = (prev, Some(sha));
         }
         if at != known || expected != Some(self.sha) {
             return Err(ChainError::RolledBack { seen: known, now: head });
         }
         for group in groups.iter().rev() {
             apply(&mut self.state, group)?;
-        }
-        if let Some(newest) = groups.first() {
-            (self.sha, self.at_ms) = (newest.sha, newest.header.at_ms);
+            (self.sha, self.at_ms) = (group.sha, group.header.at_ms);
         }
         Ok(true)
     }
@@ -300,7 +312,12 @@ impl Reader {
 
 fn apply(state: &mut State, group: &Group) -> Result<(), ChainError> {
     let id = group.header.id;
-    state.apply_group(id, &group.ops).map_err(|absurd| ChainError::Broken { id, why: absurd.to_string() })
+    state.apply_group(id, &group.ops).map_err(|absurd| ChainError::Broken { id, why: absurd.to_string() })?;
+    if group.header.term != state.term {
+        let why = format!("it was made in term {}, and the term is {}", group.header.term, state.term);
+        return Err(ChainError::Broken { id, why });
+    }
+    Ok(())
 }
 
 /// Reads and verifies a snapshot; `None` if it is not there or damaged, since the decisions before it may do instead.
@@ -312,27 +329,28 @@ fn read_snapshot(fs: &dyn Fs, wanted: SnapshotRef) -> Option<State> {
     decode_snapshot(&bytes).ok().filter(|state| state.at == wanted.at)
 }
 
-/// Writes the snapshot of `state` and reads it back; `None` if it did not come out right.
+/// Writes the snapshot of `state` and reads it back; `None` if it did not come out right, or if one of that name is there already:
+/// it may be torn, or its writer may have died before it was durable. There is another chance after the next decision.
 pub fn write_snapshot(fs: &dyn Fs, state: &State) -> Option<SnapshotRef> {
     let bytes = encode_snapshot(state);
     let reference = SnapshotRef { at: state.at, sha: Digest::of(&bytes) };
-    // A file of that name may be there already, whole or torn; reading back tells.
-    let _ = fs::put_new(fs, &layout::snapshot(state.at), &bytes, MODE);
+    fs::put_new(fs, &layout::snapshot(state.at), &bytes, MODE).ok()?;
     read_snapshot(fs, reference).map(|_| reference)
 }
 
 /// What a commit came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Commit {
-    /// The decision is bound and durable.
+    /// The decision is bound, durable, and the newest one.
     Won,
-    /// Another one is bound in its place.
+    /// Others have decided since: in its place, or on top of it, which only the master of a newer term does. Either way nothing
+    /// of it is this process's to carry out, and the state has moved on.
     Lost,
     /// The token has not moved, and the rename may still happen: try the same one again.
     InDoubt,
-    /// What is seen allows no judgement; do nothing that shows, look again.
+    /// What is seen allows no judgement; do nothing that shows, look again. A candidate may be in doubt or not.
     Unknown(ChainError),
-    /// The candidate could not be written, so nothing was tried.
+    /// The candidate could not be written, so nothing was tried. Try again with a new name.
     NotTried(FsError),
 }
 
@@ -341,16 +359,26 @@ pub enum Commit {
 pub struct Writer {
     reader: Reader,
     style: HeadStyle,
-    pending: Option<Candidate>,
+    /// The first decision of the queue.
+    first: DecisionId,
+    pending: Option<Pending>,
     /// The last decision bound by this process, for moving the token forward again after a roll-back.
     last: Option<Candidate>,
 }
 
+/// A decision that is bound by moving the token.
 #[derive(Debug, Clone)]
 struct Candidate {
     header: Header,
-    ops: Vec<Op>,
     bytes: Vec<u8>,
+    sha: Digest,
+}
+
+/// A candidate whose rename may happen, and the state that it would lead to.
+#[derive(Debug)]
+struct Pending {
+    candidate: Candidate,
+    next: State,
 }
 
 /// Who commits, for the header.
@@ -365,9 +393,10 @@ pub struct Author {
 }
 
 impl Writer {
-    /// Opens the chain of the queue `file`.
-    pub fn open(fs: &dyn Fs, file: &QueueFile) -> Result<Self, ChainError> {
-        Ok(Self { reader: Reader::open(fs)?, style: file.head_style, pending: None, last: None })
+    /// Opens the chain of the queue `file`, after setting aside what a move of the token that was cut short has left.
+    pub fn open(fs: &dyn Fs, chance: &dyn Chance, file: &QueueFile) -> Result<Self, ChainError> {
+        let reader = Reader::load(fs, only_token(fs, chance, file.first)?)?;
+        Ok(Self { reader, style: file.head_style, first: file.first, pending: None, last: None })
     }
 
     /// The settled state. Operations of a candidate are not part of it before it is bound.
@@ -380,24 +409,13 @@ impl Writer {
         self.pending.is_some()
     }
 
-    /// Looks for newer decisions of others; says whether there were any. Not while a candidate is in doubt.
+    /// Looks for newer decisions of others; says whether there were any. Must not be called while a candidate is in doubt.
     ///
     /// A head that fell back to the exact predecessor of the last decision of this process is moved forward again.
-    pub fn refresh(&mut self, fs: &dyn Fs) -> Result<bool, ChainError> {
-        debug_assert!(self.pending.is_none());
-        match self.reader.refresh(fs) {
-            Err(ChainError::RolledBack { seen, now }) => {
-                let again = self.last.clone().filter(|c| c.header.id == seen && c.header.prev == Some(now));
-                let Some(candidate) = again else { return Err(ChainError::RolledBack { seen, now }) };
-                if let Err(ChainError::Missing { .. }) = read_group(fs, seen, None) {
-                    Self::put(fs, &candidate)?;
-                }
-                fs.rename(&layout::head(now, self.style), &layout::head(seen, self.style))?;
-                self.reader.refresh(fs)
-            }
-            Err(ChainError::Several(names)) => Err(ChainError::Several(names)),
-            other => other,
-        }
+    pub fn refresh(&mut self, fs: &dyn Fs, chance: &dyn Chance) -> Result<bool, ChainError> {
+        assert!(self.pending.is_none(), "a candidate is in doubt");
+        let now = self.head(fs, chance)?;
+        self.reader.catch_up(fs, now)
     }
 
     /// The name that the next candidate of this process will have.
@@ -405,7 +423,10 @@ impl Writer {
         DecisionId { generation: self.reader.state.at.generation + 1, nonce: Nonce(chance.bits()) }
     }
 
-    /// Tries to bind `ops` as the decision `id` on top of the settled state.
+    /// Tries to bind `ops` as the decision `id` on top of the settled state. Must not be called while a candidate is in doubt.
+    ///
+    /// Operations that the state refuses, or an author of another term, would make the chain unreadable for everybody. They are
+    /// answered with [`ChainError::Broken`], and nothing is written.
     pub fn commit(
         &mut self,
         fs: &dyn Fs,
@@ -414,145 +435,191 @@ impl Writer {
         id: DecisionId,
         ops: Vec<Op>,
     ) -> Commit {
-        debug_assert!(self.pending.is_none() && id.generation == self.reader.state.at.generation + 1);
+        assert!(self.pending.is_none(), "a candidate is in doubt");
+        let prev = self.reader.state.at;
+        assert_eq!(id.generation, prev.generation + 1, "a candidate follows the settled state");
         let header = Header {
             fq: "decision".into(),
-            version: crate::protocol::version::CURRENT,
+            version: version::CURRENT,
             id,
-            prev: Some(self.reader.state.at),
+            prev: Some(prev),
             prev_sha: Some(self.reader.sha),
             snapshot: self.reader.state.snapshots.last().copied(),
             term: author.term,
             by: author.by.clone(),
             at_ms: author.at_ms,
         };
-        let candidate = Candidate { bytes: encode_group(&header, &ops), header, ops };
-        if let Err(e) = Self::put(fs, &candidate) {
+        let bytes = encode_group(&header, &ops);
+        let group = Group { header, ops, sha: Digest::of(&bytes) };
+        let mut next = self.reader.state.clone();
+        if let Err(e) = apply(&mut next, &group) {
+            return Commit::Unknown(e);
+        }
+        let candidate = Candidate { header: group.header, bytes, sha: group.sha };
+        if let Err(e) = candidate.put(fs) {
             return Commit::NotTried(e);
         }
-        match Self::only_token(fs, chance) {
-            Ok(now) if Some(now) == candidate.header.prev => {}
+        match self.head(fs, chance) {
+            Ok(now) if now == prev => {}
             Ok(now) => return self.superseded(fs, now),
             Err(e) => return Commit::Unknown(e),
         }
-        self.pending = Some(candidate);
+        self.pending = Some(Pending { candidate, next });
         self.push(fs, chance)
     }
 
     /// Tries the same rename again, for a candidate in doubt.
     pub fn push(&mut self, fs: &dyn Fs, chance: &dyn Chance) -> Commit {
-        let Some(candidate) = self.pending.clone() else { return Commit::Lost };
-        let (id, prev) = (candidate.header.id, self.reader.state.at);
-        let moved = fs.rename(&layout::head(prev, self.style), &layout::head(id, self.style));
-        if moved.as_ref().is_err_and(FsError::not_found) {
-            // Somebody moved it, perhaps this process: a listing from the same tick could still show the old name.
-            let _ = nudge(fs, chance, layout::HEAD);
-        }
-        let now = match Self::only_token(fs, chance) {
+        let Some(pending) = &self.pending else { return Commit::Lost };
+        let (id, prev) = (pending.candidate.header.id, self.reader.state.at);
+        let moved = self.move_token(fs, chance, prev, id);
+        let now = match self.head(fs, chance) {
             Ok(now) => now,
             Err(e) => return Commit::Unknown(e),
         };
         if now == prev {
             return Commit::InDoubt;
         }
-        match Self::descends(fs, now, id) {
-            Ok(true) => {
-                // A rename that reported an error may not be durable yet.
-                if moved.is_err()
-                    && let Err(e) = fs.sync_dir(layout::HEAD.as_ref())
-                {
-                    return Commit::Unknown(e.into());
-                }
-                self.pending = None;
-                let group = Group {
-                    header: candidate.header.clone(),
-                    ops: candidate.ops.clone(),
-                    sha: Digest::of(&candidate.bytes),
-                };
-                if let Err(e) = apply(&mut self.reader.state, &group) {
-                    return Commit::Unknown(e);
-                }
-                (self.reader.sha, self.reader.at_ms) = (group.sha, group.header.at_ms);
-                self.last = Some(candidate);
-                Commit::Won
-            }
-            Ok(false) => {
-                self.pending = None;
-                self.superseded(fs, now)
-            }
-            Err(e) => Commit::Unknown(e),
+        if now != id {
+            return self.superseded(fs, now);
         }
+        if let Err(e) = make_durable(fs, &moved) {
+            return Commit::Unknown(e.into());
+        }
+        if let Some(Pending { candidate, next }) = self.pending.take() {
+            self.reader = Reader { state: next, sha: candidate.sha, at_ms: candidate.header.at_ms };
+            self.last = Some(candidate);
+        }
+        Commit::Won
     }
 
-    fn put(fs: &dyn Fs, candidate: &Candidate) -> Result<(), FsError> {
-        let id = candidate.header.id;
-        if id.generation.is_multiple_of(layout::BUCKET) {
-            match fs.mkdir(&layout::decision_bucket(id.generation)) {
-                Err(e) if e.kind != ErrorKind::Exists => return Err(e),
-                _ => fs.sync_dir(layout::LOG.as_ref())?,
-            }
-        }
-        fs::put_new(fs, &layout::decision(id), &candidate.bytes, MODE)
-    }
-
-    /// Another line is bound: catches up with it.
+    /// Others have decided since: catches up with them. What this process has tried cannot be bound any more, or is part of it.
     fn superseded(&mut self, fs: &dyn Fs, now: DecisionId) -> Commit {
         match self.reader.catch_up(fs, now) {
-            Ok(_) => Commit::Lost,
+            Ok(_) => {
+                self.pending = None;
+                Commit::Lost
+            }
             Err(e) => Commit::Unknown(e),
         }
     }
 
-    /// Whether `now` is `id` or was decided on top of it. Where the chain between was pruned the answer is no: this process was
-    /// deposed long ago.
-    fn descends(fs: &dyn Fs, now: DecisionId, id: DecisionId) -> Result<bool, ChainError> {
-        let mut at = now;
-        let mut first = true;
-        while at.generation > id.generation {
-            at = match read_group(fs, at, None) {
-                Ok(group) => group.header.prev.unwrap_or(id),
-                Err(ChainError::Missing { .. }) if !first => return Ok(false),
-                Err(e) => return Err(e),
-            };
-            first = false;
+    fn move_token(&self, fs: &dyn Fs, chance: &dyn Chance, from: DecisionId, to: DecisionId) -> fs::Result<()> {
+        let moved = fs.rename(&layout::head(from, self.style), &layout::head(to, self.style));
+        if moved.as_ref().is_err_and(FsError::not_found) {
+            // Somebody moved it, perhaps this process: a listing from the same tick could still show the old name.
+            let _ = nudge(fs, chance, layout::HEAD);
         }
-        Ok(at == id)
+        moved
     }
 
-    /// The only token, after strays were set aside.
-    fn only_token(fs: &dyn Fs, chance: &dyn Chance) -> Result<DecisionId, ChainError> {
-        match look_for_one(fs) {
-            Err(ChainError::Several(names)) => {
-                Self::set_strays_aside(fs, chance, names)?;
-                look_for_one(fs)
+    /// The only token, after strays were set aside and a roll-back by exactly the last decision of this process was undone.
+    fn head(&self, fs: &dyn Fs, chance: &dyn Chance) -> Result<DecisionId, ChainError> {
+        let now = only_token(fs, chance, self.first)?;
+        let seen = self.reader.state.at;
+        if now.generation >= seen.generation {
+            return Ok(now);
+        }
+        match &self.last {
+            Some(last) if last.header.id == seen && last.header.prev == Some(now) => {
+                last.restore(fs, chance)?;
+                let moved = self.move_token(fs, chance, now, seen);
+                let again = only_token(fs, chance, self.first)?;
+                if again == now {
+                    let why = format!("the token fell back to {now} and has not moved forward again yet");
+                    return Err(moved.map_or_else(ChainError::Fs, |()| ChainError::Missing { id: seen, why }));
+                }
+                make_durable(fs, &moved)?;
+                Ok(again)
+            }
+            _ => {
+                // Whoever believes an old listing here stops for good, so it gets a second chance.
+                let _ = nudge(fs, chance, layout::HEAD);
+                only_token(fs, chance, self.first)
+            }
+        }
+    }
+}
+
+/// A rename that reported an error and was done nevertheless may not be durable yet.
+fn make_durable(fs: &dyn Fs, moved: &fs::Result<()>) -> fs::Result<()> {
+    if moved.is_err() { fs.sync_dir(layout::HEAD.as_ref()) } else { Ok(()) }
+}
+
+impl Candidate {
+    /// Writes the candidate, durable with its bucket.
+    fn put(&self, fs: &dyn Fs) -> fs::Result<()> {
+        let id = self.header.id;
+        // Also where the bucket is there: whoever made it may have died before it was durable.
+        if id.generation.is_multiple_of(layout::BUCKET) {
+            make_bucket(fs, id)?;
+        }
+        let put = || fs::put_new(fs, &layout::decision(id), &self.bytes, MODE);
+        match put() {
+            Err(e) if e.call == Call::Create && e.not_found() => {
+                make_bucket(fs, id)?;
+                put()
             }
             other => other,
         }
     }
 
-    /// Renames aside every token but the newest, and of equal numbers all but the smallest nonce.
-    ///
-    /// Only what a rename that was cut in half leaves: a predecessor beside its successor, or two successors of one. Anything
-    /// else comes from two copies of a queue and is left for a person.
-    fn set_strays_aside(fs: &dyn Fs, chance: &dyn Chance, names: Vec<String>) -> Result<(), ChainError> {
-        let mut tokens: Vec<(DecisionId, String)> =
-            names.iter().filter_map(|name| layout::parse_head(name).map(|id| (id, name.clone()))).collect();
-        tokens.sort_by_key(|(id, _)| (std::cmp::Reverse(id.generation), id.nonce));
-        let Some((keep, _)) = tokens.first().cloned() else { return Ok(()) };
-        let prev = read_group(fs, keep, None)?.header.prev;
-        for (id, _) in &tokens[1..] {
-            let related = Some(*id) == prev
-                || (id.generation == keep.generation && read_group(fs, *id, None)?.header.prev == prev);
-            if !related {
-                return Err(ChainError::Several(names));
+    /// Writes the file of a bound decision again, if a roll-back took it or tore it.
+    fn restore(&self, fs: &dyn Fs, chance: &dyn Chance) -> Result<(), ChainError> {
+        let id = self.header.id;
+        match read_group(fs, id, Some(self.sha)) {
+            Err(ChainError::Missing { .. }) => {
+                make_bucket(fs, id)?;
+                // The name stands for these bytes for ever, so what is there may be replaced.
+                fs::publish(fs, chance, &layout::decision(id), &self.bytes, MODE).map_err(ChainError::Fs)
             }
+            other => other.map(|_| ()),
         }
-        for (_, name) in &tokens[1..] {
-            let aside = layout::gone_head(name, Nonce(chance.bits()));
-            let _ = fs.rename(&std::path::Path::new(layout::HEAD).join(name), &aside);
-        }
-        Ok(())
     }
+}
+
+fn make_bucket(fs: &dyn Fs, id: DecisionId) -> fs::Result<()> {
+    match fs.mkdir(&layout::decision_bucket(id.generation)) {
+        Err(e) if e.kind != ErrorKind::Exists => Err(e),
+        _ => fs.sync_dir(layout::LOG.as_ref()),
+    }
+}
+
+/// The only token of the queue whose first decision is `first`, after strays were set aside.
+fn only_token(fs: &dyn Fs, chance: &dyn Chance, first: DecisionId) -> Result<DecisionId, ChainError> {
+    match look_for_one(fs) {
+        Err(ChainError::Several(names)) => {
+            set_strays_aside(fs, chance, first, names)?;
+            look_for_one(fs)
+        }
+        other => other,
+    }
+}
+
+/// Renames aside every token but the newest, and of equal numbers all but the smallest nonce.
+///
+/// Only what a rename that was cut in half leaves (a predecessor beside its successor, or two successors of one), and what an
+/// `init` that lost against another one leaves. Anything else comes from two copies of a queue and is left for a person.
+fn set_strays_aside(fs: &dyn Fs, chance: &dyn Chance, first: DecisionId, names: Vec<String>) -> Result<(), ChainError> {
+    let is_losers = |id: DecisionId| id.generation == 0 && id != first;
+    let mut tokens: Vec<(DecisionId, &String)> =
+        names.iter().filter_map(|name| layout::parse_head(name).map(|id| (id, name))).collect();
+    tokens.sort_by_key(|(id, _)| (is_losers(*id), std::cmp::Reverse(id.generation), id.nonce));
+    let Some((&(keep, _), strays)) = tokens.split_first() else { return Ok(()) };
+    let prev = read_group(fs, keep, None)?.header.prev;
+    for &(id, _) in strays {
+        let is_ours = is_losers(id)
+            || Some(id) == prev
+            || (id.generation == keep.generation && prev.is_some() && read_group(fs, id, None)?.header.prev == prev);
+        if !is_ours {
+            return Err(ChainError::Several(names));
+        }
+    }
+    for (_, name) in strays {
+        let aside = layout::gone_head(name, Nonce(chance.bits()));
+        let _ = fs.rename(&std::path::Path::new(layout::HEAD).join(name), &aside);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ impl Follow {
             self.look_at = now;
         }
         if now >= self.look_at {
-            match writer.refresh(env.fs) {
+            match writer.refresh(env.fs, env.chance) {
                 Ok(_) => {}
                 Err(e) => {
                     self.silence.failed();

@@ -158,7 +158,7 @@ impl Lead {
         }
         let now = env.clock.boot();
         if now >= self.beat_at {
-            match writer.refresh(env.fs) {
+            match writer.refresh(env.fs, env.chance) {
                 Ok(true) => {
                     if let Some(next) = self.overtaken(writer, options) {
                         return next;

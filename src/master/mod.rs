@@ -234,7 +234,7 @@ impl Master {
     fn turn(&mut self, env: Env, out: &mut Outcome) -> Next {
         let writer = match &mut self.writer {
             Some(writer) => writer,
-            none => match Writer::open(env.fs, &self.file) {
+            none => match Writer::open(env.fs, env.chance, &self.file) {
                 Ok(writer) => none.insert(writer),
                 Err(e) => return Next::Blind(e),
             },
