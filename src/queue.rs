@@ -464,7 +464,9 @@ impl fmt::Display for QueueError {
             Self::Unfinished { root, why } => {
                 write!(f, "`{}` is a queue whose `fq init` has not finished: {why}", root.display())
             }
-            Self::Newer { root, .. } => write!(f, "cannot open the queue `{}`", root.display()),
+            Self::Newer { root, .. } | Self::Fs { root, .. } => {
+                write!(f, "cannot open the queue `{}`", root.display())
+            }
             Self::Damaged { root, path, .. } => write!(f, "cannot use `{}`", root.join(path).display()),
             Self::BadLimits { root, .. } => write!(f, "the limits of `{}` contradict each other", root.display()),
             Self::WorldWritable { root, mode } => write!(
@@ -481,7 +483,6 @@ impl fmt::Display for QueueError {
                 "cannot make a queue at `{}`; what was made is no queue yet, and it is safe to run again",
                 root.display()
             ),
-            Self::Fs { root, .. } => write!(f, "cannot open the queue `{}`", root.display()),
         }
     }
 }

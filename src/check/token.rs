@@ -182,12 +182,11 @@ pub fn rebuild(
         return Err(RebuildError::NotLost);
     }
     let groups = whole_groups(fs)?;
-    let chosen = match last {
-        Some(last) => last,
-        None => {
-            let entries = groups.iter().map(|(id, group)| (*id, group.header.prev)).collect();
-            choose(&entries, &evidence(fs)?).map_err(RebuildError::Undecided)?
-        }
+    let chosen = if let Some(last) = last {
+        last
+    } else {
+        let entries = groups.iter().map(|(id, group)| (*id, group.header.prev)).collect();
+        choose(&entries, &evidence(fs)?).map_err(RebuildError::Undecided)?
     };
     let Some(group) = groups.get(&chosen) else {
         return Err(RebuildError::Undecided(Undecided::Missing(chosen)));
