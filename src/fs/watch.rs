@@ -17,14 +17,15 @@ pub struct Watch {
 
 impl Watch {
     /// Watches `paths`, each without what is below its directories, and calls `wake` from a thread of its own when one may have
-    /// changed.
+    /// changed, with what changed as far as the kernel says; an empty list stands for anything.
     ///
     /// The paths are absolute; those that cannot be watched are left out. `None` if this host gives no watcher (too many in
     /// use, no support). `wake` must be quick and must not block.
-    pub fn new(paths: &[PathBuf], wake: impl Fn() + Send + Sync + 'static) -> Option<Self> {
+    pub fn new(paths: &[PathBuf], wake: impl Fn(&[PathBuf]) + Send + Sync + 'static) -> Option<Self> {
         let watcher = notify::recommended_watcher(move |event| {
             if is_change(&event) {
-                wake();
+                let paths = event.as_ref().ok().filter(|e| !e.need_rescan()).map_or(&[][..], |e| &e.paths);
+                wake(paths);
             }
         });
         let mut watch = Self { watcher: watcher.ok()? };
@@ -57,10 +58,10 @@ mod tests {
     /// Far longer than any event takes; only a broken watch lets it pass.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    fn woken_by_a_new_file(watch_dir: impl FnOnce(&Path, Box<dyn Fn() + Send + Sync>) -> Option<Watch>) {
+    fn woken_by_a_new_file(watch_dir: impl FnOnce(&Path, Box<dyn Fn(&[PathBuf]) + Send + Sync>) -> Option<Watch>) {
         let dir = tempfile::tempdir().unwrap();
         let (sender, wakes) = mpsc::channel();
-        let watch = watch_dir(dir.path(), Box::new(move || sender.send(()).unwrap_or_default()));
+        let watch = watch_dir(dir.path(), Box::new(move |_| sender.send(()).unwrap_or_default()));
         if watch.is_some() {
             std::fs::write(dir.path().join("a"), "x").unwrap();
             wakes.recv_timeout(LIMIT).unwrap();
@@ -84,7 +85,7 @@ mod tests {
     #[test]
     fn a_path_that_cannot_be_watched_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
-        if let Some(mut watch) = Watch::new(&[dir.path().join("none")], || {}) {
+        if let Some(mut watch) = Watch::new(&[dir.path().join("none")], |_| {}) {
             assert!(!watch.add(&dir.path().join("none")));
             assert!(watch.add(dir.path()));
         }

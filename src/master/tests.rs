@@ -1,1 +1,357 @@
+//! Masters in a simulated cluster, with a toy worker that speaks the protocol and runs nothing.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::*;
+use crate::decision::Reader;
+use crate::fs::{put_new, read_all};
+use crate::journal::Writer as Journal;
+use crate::mailbox::Receiver;
+use crate::process::Status;
+use crate::protocol::id::{JobId, Nonce};
+use crate::protocol::layout;
+use crate::protocol::lifecycle::TaskState;
+use crate::protocol::record::{
+    Command, EndLine, Hello, Limits, Line, LockVerdict, Manifest, Message, Needs, Outcome as How, Ref, Requeue, Trust,
+    to_document,
+};
+use crate::protocol::version::CURRENT;
+use crate::queue::{self, InitOptions};
+use crate::sim::{Cluster, FaultBudget, HostId, Profile, SimEnv};
+
+fn limits() -> Limits {
+    Limits {
+        beat_ms: 1_000,
+        self_fence_ms: 10_000,
+        grace_ms: 1_000,
+        suspect_ms: 5_000,
+        lease_ms: 30_000,
+        takeover_ms: 8_000,
+        visible_ms: 90_000,
+        snapshot_every: 20,
+        ..Limits::default()
+    }
+}
+
+fn secs(s: u64) -> Duration {
+    Duration::from_secs(s)
+}
+
+/// A queue on a simulated cluster of two hosts.
+struct Desk {
+    cluster: Cluster,
+    hosts: Vec<HostId>,
+}
+
+impl Desk {
+    fn new(seed: u64, profile: Profile) -> Self {
+        let mut cluster = Cluster::new(seed, profile);
+        let hosts = vec![cluster.add_host("a"), cluster.add_host("b")];
+        let options = InitOptions { limits: Some(limits()), ..InitOptions::default() };
+        cluster.spawn(hosts[0], "init", move |env| {
+            queue::init_on(
+                env.fs(),
+                env.chance(),
+                env.clock(),
+                std::path::Path::new("q"),
+                env.host().me().uid,
+                &options,
+            )
+            .expect("a queue");
+        });
+        cluster.run_to_end(secs(600)).unwrap_or_else(|e| panic!("{e}"));
+        Self { cluster, hosts }
+    }
+
+    fn masters(&mut self) {
+        for (i, host) in self.hosts.clone().into_iter().enumerate() {
+            self.cluster.spawn_service(host, &format!("master-{i}"), secs(3), master);
+        }
+    }
+
+    fn workers(&mut self) {
+        for (i, host) in self.hosts.clone().into_iter().enumerate() {
+            self.cluster.spawn_service(host, &format!("worker-{i}"), secs(3), worker);
+        }
+    }
+
+    fn submit(&mut self, count: u64) {
+        self.cluster.spawn_service(self.hosts[1], "client", secs(1), move |env| {
+            for n in 1..=count {
+                while submit(env, n).is_err() {
+                    env.sleep(secs(1));
+                }
+                env.sleep(Duration::from_millis(env.chance().bits() % 300));
+            }
+        });
+    }
+
+    /// The state at the end of the chain, read by a process that nothing disturbs.
+    fn state(&mut self) -> State {
+        let found = Rc::new(RefCell::new(None));
+        let slot = found.clone();
+        self.cluster.spawn(self.hosts[0], "reader", move |env| {
+            *slot.borrow_mut() = Some(loop {
+                match Reader::open(env.fs()) {
+                    Ok(reader) => break reader.state().clone(),
+                    Err(e) if e.may_pass() => env.sleep(secs(1)),
+                    Err(e) => panic!("{e}"),
+                }
+            });
+        });
+        let limit = self.cluster.now() + secs(600);
+        let is_there = found.clone();
+        let ok = self.cluster.run_until(|_| is_there.borrow().is_some(), limit);
+        assert!(ok.unwrap_or_else(|e| panic!("{e}")), "the chain cannot be read: {:#?}", self.cluster.trace());
+        let state = found.borrow_mut().take();
+        state.expect("was there")
+    }
+
+    /// Runs until all `count` jobs are done.
+    fn all_done(&mut self, count: u64) {
+        for _ in 0..120 {
+            self.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
+            let state = self.state();
+            let done = state.jobs.values().filter(|job| job.state() == TaskState::Done).count() as u64;
+            if done == count {
+                assert_eq!(state.counts().of(TaskState::Done), count);
+                return;
+            }
+        }
+        let trace = self.cluster.trace();
+        let tail = &trace[trace.len().saturating_sub(150)..];
+        let state = self.state();
+        let jobs: Vec<_> = state.jobs.iter().map(|(id, job)| (id, job.state(), &job.tasks[0])).collect();
+        let workers: Vec<_> =
+            state.workers.iter().map(|(w, worker)| (w, &worker.status, worker.sent, worker.got, &worker.out)).collect();
+        panic!("{}\nseed {}: not done: {jobs:?}\n{workers:#?}", tail.join("\n"), self.cluster.seed());
+    }
+}
+
+/// Binds submission `sub` under the first number of its own that it can have: a torn file keeps its number for ever.
+fn submit(env: &SimEnv, sub: u64) -> Result<(), crate::fs::FsError> {
+    let mut last = None;
+    for number in (0..8).map(|i| JobId(sub + 100 * i)) {
+        let manifest = Manifest {
+            fq: "job".into(),
+            version: CURRENT,
+            job: number,
+            sub: Nonce(sub),
+            name: "toy".into(),
+            command: Command::Argv(vec!["true".into()]),
+            cwd: "/".into(),
+            env: Vec::new(),
+            array: None,
+            entries: None,
+            stdin: None,
+            stdout: None,
+            stderr: None,
+            needs: Needs::default(),
+            user: "u".into(),
+            host: "b".into(),
+            at_ms: 0,
+        };
+        let path = layout::job(number);
+        let bytes = to_document(&manifest);
+        match put_new(env.fs(), &path, &bytes, 0o600) {
+            Ok(()) => return Ok(()),
+            Err(_) if read_all(env.fs(), &path).is_ok_and(|found| found == bytes) => {
+                return env.fs().sync_dir("jobs/000".as_ref());
+            }
+            Err(e) => last = Some(e),
+        }
+    }
+    last.map_or(Ok(()), Err)
+}
+
+fn master(env: &SimEnv) {
+    let world = Env { fs: env.fs(), clock: env.clock(), chance: env.chance(), host: env.host() };
+    let file = loop {
+        match queue::read_file(env.fs(), std::path::Path::new("q")) {
+            Ok(file) => break file,
+            Err(_) => env.sleep(secs(1)),
+        }
+    };
+    let me = WorkerId::new(&env.host().me().host, Nonce(env.chance().bits()));
+    let mut master = Master::new(file, Options { me, same_tick_hole: true }, env.clock().boot());
+    loop {
+        let step = master.step(world);
+        for note in &step.notes {
+            env.note(note);
+        }
+        if let Some(halt) = step.halt {
+            panic!("{halt}");
+        }
+        for path in step.removals {
+            let _ = env.fs().unlink(&path);
+        }
+        if env.should_stop() && master.abdicate(world) {
+            return;
+        }
+        env.sleep_until(step.next.max(env.clock().boot() + Duration::from_millis(1)));
+    }
+}
+
+/// One incarnation after the other.
+fn worker(env: &SimEnv) {
+    loop {
+        incarnation(env);
+        env.sleep(secs(1));
+    }
+}
+
+/// Takes mail, claims, says that everything went well. Ends when it could not make a beat durable for too long.
+fn incarnation(env: &SimEnv) {
+    let queue = loop {
+        match queue::read_file(env.fs(), std::path::Path::new("q")) {
+            Ok(file) => break file.id,
+            Err(_) => env.sleep(secs(1)),
+        }
+    };
+    let limits = limits();
+    let me = env.host().me();
+    let wid = WorkerId::new(&me.host, Nonce(env.chance().bits()));
+    let Ok(mut journal) = prepare(env, &wid, queue, &me, &limits) else { return };
+    let mut mailbox = Receiver::new(wid);
+    let mut lease = crate::lease::OwnLease::new(&limits, env.clock().boot());
+    let mut k = 0;
+    let mut revoked = std::collections::BTreeSet::new();
+    loop {
+        let before = env.clock().boot();
+        if lease.is_over(before) {
+            return;
+        }
+        let mut running = Vec::new();
+        for mail in mailbox.poll(env.fs()).unwrap_or_default() {
+            match mail.msg {
+                Message::Run(items) => {
+                    journal.append(&Line::Claim { m: mail.m, by: mail.by });
+                    running.extend(items.iter().flat_map(|item| item.attempts()).map(|a| (a, mail.m)));
+                }
+                Message::Withdraw { attempts, .. } => {
+                    journal.append(&Line::Got { m: mail.m, by: mail.by });
+                    revoked.extend(attempts);
+                }
+                Message::Drain => {
+                    journal.append(&Line::Got { m: mail.m, by: mail.by });
+                }
+                Message::Fence => return,
+            }
+        }
+        for (a, m) in running {
+            if revoked.contains(&a) {
+                journal.append(&Line::Released { a: vec![a], why: Requeue::Withdrawn });
+                continue;
+            }
+            let how = How::Ran(Status::Exit(0));
+            journal.append(&Line::End(Box::new(EndLine {
+                a,
+                m,
+                how,
+                out: Ref::default(),
+                err: Ref::default(),
+                usage: crate::process::Usage::default(),
+                ms: 10,
+                leftovers: 0,
+                notes: Vec::new(),
+                start_ms: 0,
+                end_ms: 0,
+            })));
+        }
+        if lease.is_beat_due(before) {
+            k += 1;
+            journal.append(&Line::Beat { k, free: 1 });
+        }
+        if journal.is_dirty() && journal.flush(env.fs()).is_ok() {
+            lease.prove(before, secs(1));
+        }
+        env.sleep(Duration::from_millis(200 + env.chance().bits() % 300));
+    }
+}
+
+fn prepare(
+    env: &SimEnv,
+    wid: &WorkerId,
+    queue: Nonce,
+    me: &crate::process::Identity,
+    limits: &Limits,
+) -> Result<Journal, crate::fs::FsError> {
+    env.fs().mkdir(&layout::worker(wid))?;
+    env.fs().mkdir(&layout::mailbox(wid))?;
+    env.fs().sync_dir(layout::WORKERS.as_ref())?;
+    env.fs().sync_dir(&layout::worker(wid))?;
+    let mut journal = Journal::create(env.fs(), wid, limits)?;
+    journal.set_mark_sync(true);
+    let hello = Hello {
+        fq: "hello".into(),
+        version: CURRENT,
+        wid: wid.clone(),
+        queue,
+        worker: me.clone(),
+        keeper: None,
+        cpus: 2,
+        mem: 0,
+        self_fence_ms: limits.self_fence_ms,
+        lock: LockVerdict::Unsupported,
+        trust: Trust { uid: me.uid, ..Trust::default() },
+        at_ms: 0,
+    };
+    put_new(env.fs(), &layout::hello(wid), &to_document(&hello), 0o644)?;
+    Ok(journal)
+}
+
+#[test]
+fn jobs_submitted_before_any_master_are_done_once_one_comes() {
+    let mut desk = Desk::new(1, Profile::local());
+    desk.submit(20);
+    desk.cluster.run_for(secs(20)).unwrap_or_else(|e| panic!("{e}"));
+    desk.workers();
+    desk.masters();
+    desk.all_done(20);
+}
+
+#[test]
+fn any_order_of_start_gives_the_same_end() {
+    let mut desk = Desk::new(2, Profile::nfs3());
+    desk.masters();
+    desk.cluster.run_for(secs(20)).unwrap_or_else(|e| panic!("{e}"));
+    desk.submit(20);
+    desk.cluster.run_for(secs(20)).unwrap_or_else(|e| panic!("{e}"));
+    desk.workers();
+    desk.all_done(20);
+}
+
+#[test]
+fn another_master_leads_when_the_first_is_killed_and_jobs_go_on() {
+    let mut desk = Desk::new(3, Profile::nfs41());
+    desk.masters();
+    desk.workers();
+    desk.submit(30);
+    desk.cluster.run_for(secs(4)).unwrap_or_else(|e| panic!("{e}"));
+    let first = desk.state().term;
+    let name = desk.state().master.map(|m| m.w.host().to_owned());
+    let victim = if name.as_deref() == Some("a") { "master-0" } else { "master-1" };
+    let victim = desk.cluster.find(victim).expect("runs");
+    desk.cluster.kill(victim);
+    desk.all_done(30);
+    assert!(desk.state().term > first);
+}
+
+#[test]
+fn twelve_seeds_with_every_kind_of_fault_end_with_all_jobs_done() {
+    let profiles: BTreeMap<u64, fn() -> Profile> =
+        [(0, Profile::local as fn() -> Profile), (1, Profile::nfs3), (2, Profile::nfs41), (3, Profile::ceph)].into();
+    for seed in 100..112 {
+        let mut desk = Desk::new(seed, profiles[&(seed % 4)]());
+        desk.masters();
+        desk.workers();
+        desk.cluster.plan_faults(&FaultBudget::mixed(secs(60)));
+        desk.submit(20);
+        desk.cluster.run_for(secs(300)).unwrap_or_else(|e| panic!("{e}"));
+        desk.cluster.quiet();
+        desk.all_done(20);
+    }
+}
