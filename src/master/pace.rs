@@ -97,14 +97,14 @@ mod tests {
             now = pace.due();
             pace.looked(now, false, ms(1000), ms(15_000));
         }
-        assert_eq!(pace.due() - now, ms(1000));
+        assert_eq!(pace.due().saturating_sub(now), ms(1000));
         for _ in 0..400 {
             now = pace.due();
             pace.looked(now, false, ms(1000), ms(15_000));
         }
-        assert_eq!(pace.due() - now, ms(15_000));
+        assert_eq!(pace.due().saturating_sub(now), ms(15_000));
         pace.looked(now, true, ms(1000), ms(15_000));
-        assert_eq!(pace.due() - now, FIRST);
+        assert_eq!(pace.due().saturating_sub(now), FIRST);
     }
 
     #[test]
