@@ -20,3 +20,4 @@ pub mod schedule;
 pub mod sim;
 pub mod state;
 pub mod store;
+pub mod view;

@@ -1,0 +1,315 @@
+//! What people see with `cat view/…`: the state rendered as text and tables (spec: reading).
+//!
+//! Invariants:
+//! - Nothing is ever read back from here: the view may be old, missing or made by a deposed master, and nobody decides on it.
+//! - Its size is bounded, whatever the queue holds: [`ROWS_MAX`] rows a table, and a line that says how many there are more.
+//! - A table has one row a line, fields parted by a tab, the first line names them; a field holds neither tab nor line feed.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::clock::Chance;
+use crate::fs::{Fs, publish};
+use crate::protocol::id::WorkerId;
+use crate::protocol::layout;
+use crate::protocol::lifecycle::TaskState;
+use crate::state::{Counts, Job, State, Worker, WorkerStatus};
+
+/// At most so many rows are in a table.
+pub const ROWS_MAX: usize = 10_000;
+
+/// Everybody may look.
+const MODE: u32 = 0o644;
+
+/// The states that have a column of their own; an issued task is `ready` to people.
+const COLUMNS: [TaskState; 8] = [
+    TaskState::Waiting,
+    TaskState::Ready,
+    TaskState::Running,
+    TaskState::Done,
+    TaskState::Failed,
+    TaskState::Cancelled,
+    TaskState::Aborted,
+    TaskState::Held,
+];
+
+/// Publishes all files of the view. Errors are of no consequence: what could not be written is written the next time.
+pub fn write(fs: &dyn Fs, chance: &dyn Chance, state: &State, now_ms: u64) {
+    for (name, bytes) in render(state, now_ms) {
+        let _ = publish(fs, chance, &Path::new(layout::VIEW).join(name), &bytes, MODE);
+    }
+}
+
+/// Renders `state` as file names and contents; `now_ms` is the wall time that the view tells, milliseconds since 1970.
+pub fn render(state: &State, now_ms: u64) -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("STATUS", status(state, now_ms)),
+        ("jobs.tsv", jobs(state)),
+        ("workers.tsv", workers(state)),
+        ("failed.tsv", tasks(state, &[TaskState::Failed, TaskState::Aborted])),
+        ("held.tsv", tasks(state, &[TaskState::Held])),
+    ]
+}
+
+/// A wall time as people read it: `2025-01-31T12:00:00Z`. Times that no calendar has are `-`.
+pub fn utc(ms: u64) -> String {
+    let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_second(seconds).map_or_else(|_| "-".to_owned(), |time| time.to_string())
+}
+
+fn of(counts: &Counts, column: TaskState) -> u64 {
+    let issued = if column == TaskState::Ready { counts.of(TaskState::Issued) } else { 0 };
+    counts.of(column) + issued
+}
+
+fn status(state: &State, now_ms: u64) -> Vec<u8> {
+    let mut text = String::new();
+    let mut line = |key: &str, value: &str| {
+        let _ = writeln!(text, "{key:<10} {value}");
+    };
+    line("rendered", &utc(now_ms));
+    line("head", &state.at.to_string());
+    line("term", &state.term.to_string());
+    line("master", state.master.as_ref().map_or("-", |leader| leader.w.as_str()));
+    line("jobs", &state.jobs.len().to_string());
+    let counts = state.counts();
+    line("tasks", &counts.total().to_string());
+    for column in COLUMNS {
+        line(column.word(), &of(&counts, column).to_string());
+    }
+    let gone = state.workers.values().filter(|w| w.is_gone()).count();
+    line("workers", &format!("{} alive, {gone} gone", state.workers.len() - gone));
+    for (id, why) in &state.rejected {
+        line("rejected", &field(&format!("{id} {why}")));
+    }
+    text.into_bytes()
+}
+
+/// Jobs that have not ended come first, in order; then those that have, the newest first.
+fn jobs(state: &State) -> Vec<u8> {
+    let mut table = Table::new(
+        "job\tstate\tname\tuid\tsubmitted\ttasks\twaiting\tready\trunning\tdone\tfailed\tcancelled\taborted\theld\tnote",
+    );
+    let open = state.jobs.values().filter(|job| !job.counts.all_ended());
+    let ended = state.jobs.values().rev().filter(|job| job.counts.all_ended());
+    for job in open.chain(ended) {
+        table.add(|| {
+            let mut row = vec![
+                job.spec.job.to_string(),
+                job.state().to_string(),
+                field(&job.spec.name),
+                job.spec.uid.to_string(),
+                utc(job.spec.at_ms),
+                job.counts.total().to_string(),
+            ];
+            row.extend(COLUMNS.map(|column| of(&job.counts, column).to_string()));
+            row.push(field(job.notes.get(&u32::MAX).map_or("", String::as_str)));
+            row
+        });
+    }
+    table.end()
+}
+
+/// Workers that live come first, then those that are gone, the newest first.
+fn workers(state: &State) -> Vec<u8> {
+    let mut table = Table::new("worker\tstatus\thost\tpid\tuid\tcpus\tmem\tattempts\tjournal_line\twhy");
+    let mut all: Vec<(&WorkerId, &Worker)> = state.workers.iter().collect();
+    all.sort_by_key(|(_, w)| (w.is_gone(), if w.is_gone() { u32::MAX - w.no } else { w.no }));
+    for (id, worker) in all {
+        table.add(|| {
+            let (status, why) = match &worker.status {
+                WorkerStatus::Active => ("active", ""),
+                WorkerStatus::Paused(why) => ("paused", why.as_str()),
+                WorkerStatus::Draining => ("draining", ""),
+                WorkerStatus::Quarantined => ("quarantined", "set-up of tasks failed too often in a row"),
+                WorkerStatus::Gone(how, why) => (gone_word(*how), why.as_str()),
+            };
+            let process = &worker.admit.worker;
+            vec![
+                id.to_string(),
+                status.to_owned(),
+                field(&process.host),
+                process.pid.to_string(),
+                process.uid.to_string(),
+                worker.admit.cpus.to_string(),
+                worker.admit.mem.to_string(),
+                worker.out.len().to_string(),
+                worker.seq.to_string(),
+                field(why),
+            ]
+        });
+    }
+    table.end()
+}
+
+fn gone_word(how: crate::protocol::record::Departure) -> &'static str {
+    use crate::protocol::record::Departure;
+    match how {
+        Departure::Left => "left",
+        Departure::Lost => "lost",
+        Departure::Refused => "refused",
+    }
+}
+
+/// The tasks that are in one of `states`. Their last attempt ended with line `line` of the journal of `worker`.
+fn tasks(state: &State, states: &[TaskState]) -> Vec<u8> {
+    let mut table = Table::new("task\tstate\tattempt\tworker\tline\tname\tnote");
+    for job in state.jobs.values() {
+        let there: u64 = states.iter().map(|&s| job.counts.of(s)).sum();
+        if there == 0 {
+            continue;
+        }
+        if table.is_full() {
+            table.skip(there);
+            continue;
+        }
+        for (at, task) in (0u32..).zip(&job.tasks).filter(|(_, task)| states.contains(&task.state)) {
+            table.add(|| {
+                let worker = state.worker_no(task.worker).filter(|_| task.attempt > 0);
+                vec![
+                    job.task_id(at).to_string(),
+                    task.state.to_string(),
+                    task.attempt.to_string(),
+                    worker.map_or_else(|| "-".to_owned(), |(id, _)| id.to_string()),
+                    task.line.to_string(),
+                    field(&job.spec.name),
+                    field(note(job, at)),
+                ]
+            });
+        }
+    }
+    table.end()
+}
+
+fn note(job: &Job, at: u32) -> &str {
+    job.note(at).unwrap_or("")
+}
+
+/// A text without the characters that part rows and fields.
+fn field(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// A table that stops growing.
+struct Table {
+    text: String,
+    rows: usize,
+    more: u64,
+}
+
+impl Table {
+    fn new(header: &str) -> Self {
+        Self { text: format!("{header}\n"), rows: 0, more: 0 }
+    }
+
+    fn is_full(&self) -> bool {
+        self.rows >= ROWS_MAX
+    }
+
+    fn skip(&mut self, rows: u64) {
+        self.more += rows;
+    }
+
+    fn add(&mut self, row: impl FnOnce() -> Vec<String>) {
+        if self.is_full() {
+            self.skip(1);
+            return;
+        }
+        self.rows += 1;
+        self.text.push_str(&row().join("\t"));
+        self.text.push('\n');
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        if self.more > 0 {
+            let _ = writeln!(self.text, "# and {} more; `fq list` shows all", self.more);
+        }
+        self.text.into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::digest::Digest;
+    use crate::protocol::id::{DecisionId, JobId, Nonce, Ranges};
+    use crate::protocol::record::{Action, Ingest, Needs, Op};
+
+    fn submit(job: u64, name: &str, tasks: u64, hold: bool) -> Op {
+        Op::Ingest(Box::new(Ingest {
+            job: JobId(job),
+            sub: Nonce(job),
+            sha: Digest::of(b""),
+            uid: 1000,
+            name: name.into(),
+            array: (tasks > 1).then(|| Ranges::span(0, tasks - 1)),
+            needs: Needs { hold, ..Needs::default() },
+            at_ms: 1_700_000_000_000,
+        }))
+    }
+
+    fn state(ops: &[Op]) -> State {
+        let id = |generation| DecisionId { generation, nonce: Nonce(generation) };
+        let mut state = State::new(id(0));
+        state.apply_group(id(1), ops).unwrap_or_else(|e| panic!("{e}"));
+        state
+    }
+
+    fn text(state: &State, name: &str) -> String {
+        let files = render(state, 1_700_000_001_999);
+        let bytes = files.into_iter().find(|(n, _)| *n == name).map(|(_, bytes)| bytes);
+        String::from_utf8(bytes.expect("a file of the view")).expect("text")
+    }
+
+    #[test]
+    fn the_status_names_head_master_and_counts() {
+        let state = state(&[submit(1, "a", 3, false), submit(2, "b", 1, true)]);
+        let shown = text(&state, "STATUS");
+        for line in [
+            "rendered   2023-11-14T22:13:21Z",
+            "head       1.0000000000000001",
+            "master     -",
+            "ready      3",
+            "held       1",
+            "workers    0 alive, 0 gone",
+        ] {
+            assert!(shown.lines().any(|l| l == line), "{line} in:\n{shown}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_tabs_and_line_feeds_takes_one_field_of_one_row() {
+        let state = state(&[submit(1, "a\tb\nc", 1, false)]);
+        let shown = text(&state, "jobs.tsv");
+        let rows: Vec<Vec<&str>> = shown.lines().map(|l| l.split('\t').collect()).collect();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0].len(), rows[1].len());
+        assert_eq!(rows[1][2], "a b c");
+    }
+
+    #[test]
+    fn jobs_that_have_not_ended_come_before_those_that_have() {
+        let cancel = Action::Cancel { targets: vec![one(1), one(2)], reason: "x".into() };
+        let ops = [
+            submit(1, "a", 1, false),
+            submit(2, "b", 1, false),
+            submit(3, "c", 1, false),
+            Op::Answer { id: Nonce(9), action: cancel, uid: 0 },
+        ];
+        let shown = text(&state(&ops), "jobs.tsv");
+        let first: Vec<&str> = shown.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
+        assert_eq!(first, ["3", "2", "1"]);
+    }
+
+    fn one(job: u64) -> crate::protocol::id::Target {
+        crate::protocol::id::Target { job: JobId(job), indices: None }
+    }
+
+    #[test]
+    fn a_huge_queue_has_a_small_view_that_says_how_much_is_missing() {
+        let state = state(&[submit(1, "a", 25_000, true), submit(2, "b", 10, true)]);
+        let shown = text(&state, "held.tsv");
+        assert_eq!(shown.lines().count(), 1 + ROWS_MAX + 1);
+        assert_eq!(shown.lines().last(), Some("# and 15010 more; `fq list` shows all"));
+    }
+}
