@@ -4,6 +4,7 @@
 //! `ARCHITECTURE.md` has the map of the modules, `spec/` the protocol that they implement.
 
 pub mod check;
+pub mod client;
 pub mod clock;
 pub mod decision;
 pub mod fs;

@@ -1,1 +1,4 @@
 //! The tests of the whole: one binary, one module per feature.
+mod help;
+mod submit;
+mod support;

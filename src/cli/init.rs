@@ -1,0 +1,70 @@
+//! `fq init`: makes a queue.
+
+use std::path::Path;
+
+use fq::protocol::record::Durability;
+use fq::queue::{self, InitOptions};
+
+use super::error::{Failure, Plain};
+use super::place::Place;
+use super::{Outcome, exit, out};
+
+const EXAMPLES: &str = "\
+Examples:
+  fq init --dir /scratch/me/q
+  fq init --dir /projects/lab/q --group lab      everyone in the group may submit and run workers
+
+`fq submit` into an absent directory makes a queue, too; a worker never does.";
+
+/// Makes a queue in a new or empty directory
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// Whether writes survive a crash of the machine
+    #[arg(long, value_enum, default_value_t = Care::Full)]
+    durability: Care,
+    /// Share the queue with this group (name or number)
+    #[arg(long, value_name = "G")]
+    group: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Care {
+    /// What is acted upon is synced first
+    Full,
+    /// Nothing is synced: faster, for queues that may be lost, on one host only
+    None,
+}
+
+/// Runs `fq init`.
+pub(crate) fn run(args: &Args) -> Outcome {
+    let dir = args.place.dir()?;
+    let group = args.group.as_deref().map(group_id).transpose()?;
+    let durability = match args.durability {
+        Care::Full => Durability::Full,
+        Care::None => Durability::None,
+    };
+    queue::init(dir, &InitOptions { durability, group, ..InitOptions::default() })?;
+    out::remark(&format!("made a new queue in `{}`", dir.display()));
+    Ok(exit::OK)
+}
+
+/// The number of a group. Names are looked up in `/etc/group`; one that only a directory service knows is given as a number.
+fn group_id(text: &str) -> Result<u32, Failure> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let path = Path::new("/etc/group");
+    let groups = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("cannot look up the group `{text}`")).because(&Plain(&error)))?;
+    let found = groups.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        (parts.next() == Some(text)).then(|| parts.nth(1)?.parse().ok()).flatten()
+    });
+    found.ok_or_else(|| {
+        Failure::usage(format!("`/etc/group` has no group `{text}`"))
+            .hint(format!("`getent group {text}` prints its number, which `--group` takes too"))
+    })
+}
