@@ -128,6 +128,29 @@ impl HostFs {
         self.root.join(path)
     }
 
+    /// Whether the file system can make a directory durable, by doing so; also where this mount needs no such call.
+    pub fn can_sync_dir(&self, dir: &Path) -> Result<bool> {
+        let fd = retry(|| self.base.dir(dir, OFlags::RDONLY)).map_err(at(Call::SyncDir, dir))?;
+        match retry_interrupted(|| rustix::fs::fsync(&fd)) {
+            Ok(()) => Ok(true),
+            Err(errno) if is_unsupported(errno) => Ok(false),
+            Err(errno) => Err(at(Call::SyncDir, dir)(errno)),
+        }
+    }
+
+    /// Returns the modification time of a file, since 1970, for reports only: nothing is decided by it.
+    pub fn modified(&self, path: &Path) -> Result<Duration> {
+        let stat =
+            retry(|| rustix::fs::fstat(&self.base.regular(path, OFlags::RDONLY)?)).map_err(at(Call::Stat, path))?;
+        Ok(Duration::new(stat.st_mtime.try_into().unwrap_or(0), stat.st_mtime_nsec.try_into().unwrap_or(0)))
+    }
+
+    /// Whether both directories lie on one file system as the kernel counts them, so that they share all caches of this host.
+    pub fn shares_caches_with(&self, other: &Self) -> bool {
+        let device = |fs: &Self| rustix::fs::fstat(&fs.base.fd).map(|stat| stat.st_dev).ok();
+        device(self).is_some() && device(self) == device(other)
+    }
+
     fn syncs(&self) -> bool {
         self.options.durability == Durability::Full
     }
@@ -319,9 +342,14 @@ fn parent(path: &Path) -> &Path {
 /// Syncs a directory; file systems that cannot do it have nothing to sync.
 fn sync_directory(fd: &OwnedFd) -> rustix::io::Result<()> {
     match retry_interrupted(|| rustix::fs::fsync(fd)) {
-        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(errno) if is_unsupported(errno) => Ok(()),
         other => other,
     }
+}
+
+/// What a file system says that cannot sync a directory.
+fn is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS)
 }
 
 /// Names that NFS and FUSE leave in place of removed files that are still open somewhere.

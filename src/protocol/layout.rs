@@ -262,6 +262,11 @@ pub fn probe(host: &str) -> PathBuf {
     Path::new(PROBES).join(format!("{}.json", safe.trim_start_matches('.')))
 }
 
+/// The private directory of one measurement: in `probe/` of a queue, by itself in a directory that is none.
+pub fn probe_run(nonce: Nonce, is_queue: bool) -> PathBuf {
+    if is_queue { Path::new(PROBES).join(format!(".run-{nonce}")) } else { PathBuf::from(format!(".fq-probe-{nonce}")) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
