@@ -245,8 +245,8 @@ fn alone(measured: &Measurements, findings: &mut Findings) {
             "views, limits and messages could not be renewed here",
         );
     }
-    race(rename_race.as_ref(), RENAME, "several threads of this host", findings);
-    race(create_race.as_ref(), CREATE, "several threads of this host", findings);
+    race(rename_race.as_ref(), &RENAME, "several threads of this host", findings);
+    race(create_race.as_ref(), &CREATE, "several threads of this host", findings);
     let is_local = measured.mount.kind.is_local();
     match dir_sync {
         Some(DirSync::Unsupported) if is_local => findings.warn(
@@ -257,7 +257,7 @@ fn alone(measured: &Measurements, findings: &mut Findings) {
             findings.note("directories cannot be synced here", "the server decides when names are durable");
         }
         Some(DirSync::Failed) => {
-            findings.unsafe_("syncing a directory fails", "nothing that fq decides is durable here")
+            findings.unsafe_("syncing a directory fails", "nothing that fq decides is durable here");
         }
         Some(DirSync::Done) | None => {}
     }
@@ -388,15 +388,12 @@ fn between(measured: &Measurements, pair: &Pair, findings: &mut Findings) {
             "mounts without the option `nosharecache` share what they have seen, so delays between hosts can be longer",
         );
     }
-    race(pair.rename_race.as_ref(), RENAME, "two mounts", findings);
-    race(pair.create_race.as_ref(), CREATE, "two mounts", findings);
+    race(pair.rename_race.as_ref(), &RENAME, "two mounts", findings);
+    race(pair.create_race.as_ref(), &CREATE, "two mounts", findings);
     delay(measured, pair.names, "a new name", findings);
     delay(measured, pair.bytes_reopened, "appended and synced bytes", findings);
-    match pair.bytes_kept.map(|lag| lag.unseen) {
-        Some(1..) => {
-            findings.note("a file that is kept open does not show new bytes", "fq opens files again for each look");
-        }
-        Some(0) | None => {}
+    if pair.bytes_kept.is_some_and(|lag| lag.unseen > 0) {
+        findings.note("a file that is kept open does not show new bytes", "fq opens files again for each look");
     }
     if pair.bytes_unsynced.is_some_and(|lag| lag.unseen > 0) {
         findings
@@ -448,9 +445,9 @@ const CREATE: Prize = Prize {
     consequence: "two jobs could get the same number; no queue is safe here",
 };
 
-fn race(race: Option<&Race>, prize: Prize, who: &str, findings: &mut Findings) {
+fn race(race: Option<&Race>, prize: &Prize, who: &str, findings: &mut Findings) {
     let Some(race) = race.filter(|race| race.rounds > 0) else { return };
-    let Prize { what, consequence } = prize;
+    let Prize { what, consequence } = *prize;
     let rounds = race.rounds;
     if race.is_violated() {
         let (several, none) = (race.several, race.none);
