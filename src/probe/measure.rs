@@ -483,7 +483,7 @@ fn is_notified(room: &Room<'_>, actor: &HostFs, watcher: &HostFs, name: &str) ->
     actor.mkdir(&dir)?;
     watcher.list(room.dir)?;
     let (sender, wakes) = mpsc::channel();
-    let mut watch = Watch::new(&[], move || sender.send(()).unwrap_or_default());
+    let mut watch = Watch::new(&[], move |_| sender.send(()).unwrap_or_default());
     if !watch.as_mut().is_some_and(|watch| watch.add(&watcher.full_path(&dir))) {
         return Ok(None);
     }
