@@ -9,6 +9,7 @@
 #![expect(dead_code, reason = "some of it is for `exec` and `run`, which follow")]
 
 mod ask;
+mod doctor;
 mod error;
 mod exit;
 mod export;
@@ -88,6 +89,7 @@ enum Command {
     Hold(ask::Args),
     /// Lets held jobs or tasks start
     Release(ask::Args),
+    Doctor(doctor::Args),
     Completions(help::CompletionArgs),
     Man(help::ManArgs),
 }
@@ -108,6 +110,7 @@ impl Command {
             Self::Retry(args) => ask::retry(&args),
             Self::Hold(args) => ask::hold(&args),
             Self::Release(args) => ask::release(&args),
+            Self::Doctor(args) => doctor::run(&args),
             Self::Completions(args) => help::completions(&args),
             Self::Man(args) => help::man(&args),
         }

@@ -388,8 +388,9 @@ fn between(measured: &Measurements, pair: &Pair, findings: &mut Findings) {
             "mounts without the option `nosharecache` share what they have seen, so delays between hosts can be longer",
         );
     }
-    race(pair.rename_race.as_ref(), &RENAME, "two mounts", findings);
-    race(pair.create_race.as_ref(), &CREATE, "two mounts", findings);
+    let who = if pair.shares_caches { "two paths of this host" } else { "two mounts" };
+    race(pair.rename_race.as_ref(), &RENAME, who, findings);
+    race(pair.create_race.as_ref(), &CREATE, who, findings);
     delay(measured, pair.names, "a new name", findings);
     delay(measured, pair.bytes_reopened, "appended and synced bytes", findings);
     if pair.bytes_kept.is_some_and(|lag| lag.unseen > 0) {

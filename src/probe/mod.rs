@@ -276,7 +276,6 @@ pub fn examine(
         Ok(()) => {
             let room = Room { dir: &dir, effort, clock, chance, progress };
             let outcome = measure_all(&room, &here, there.as_ref(), &mut measured);
-            progress("removing what was made");
             remove_tree(&here, &dir);
             outcome?;
         }
@@ -319,7 +318,7 @@ fn measure_all(
     measured: &mut Measurements,
 ) -> Result<(), ProbeError> {
     if let Some(there) = there {
-        (room.progress)("looking whether both are the same directory");
+        (room.progress)("whether both are the same directory");
         // Listings of some mounts are 20 s old.
         let waited = room.effort.visible_limit.min(Duration::from_secs(30));
         if !measure::is_same_directory(room, here, there, waited) {
