@@ -1,4 +1,6 @@
 //! The tests of the whole: one binary, one module per feature.
 mod help;
+mod reading;
 mod submit;
 mod support;
+mod vectors;
