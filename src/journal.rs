@@ -51,6 +51,8 @@ pub struct Writer {
     written: usize,
     /// Whether something besides a mark waits for a flush.
     is_dirty: bool,
+    /// Whether there are lines without a mark that tells of them, beats left out.
+    is_unmarked: bool,
 }
 
 impl Writer {
@@ -77,6 +79,7 @@ impl Writer {
             retained: VecDeque::new(),
             written: 0,
             is_dirty: false,
+            is_unmarked: false,
         };
         writer.append(&Line::Open { wid: wid.clone() });
         writer.flush(fs)?;
@@ -91,6 +94,7 @@ impl Writer {
     /// Takes `line` as the next one and returns its number. Nothing is written before [`Writer::flush`].
     pub fn append(&mut self, line: &Line) -> u64 {
         self.is_dirty |= !matches!(line, Line::Mark { .. });
+        self.is_unmarked |= !matches!(line, Line::Mark { .. } | Line::Beat { .. } | Line::Seal { .. });
         self.seq += 1;
         self.retained.push_back(encode(self.seq, line));
         self.seq
@@ -111,7 +115,16 @@ impl Writer {
         self.is_dirty
     }
 
-    /// Writes all lines, syncs once, then writes the mark that tells readers so.
+    /// Writes all lines without making them durable, so that who can see them learns early.
+    pub fn write(&mut self) -> Result<(), FsError> {
+        let outcome = self.write_waiting();
+        if outcome.is_err() {
+            self.give_up_segment();
+        }
+        outcome
+    }
+
+    /// Writes all lines, syncs once, then writes the mark that tells readers so; beats alone need no mark.
     ///
     /// After an error [`Writer::durable`] says how far it came (it may have grown: the mark may be what failed), nothing is lost,
     /// and the next flush tries again in a new segment. [`ErrorKind::NoSpace`] is what a full disk or quota gives.
@@ -121,11 +134,15 @@ impl Writer {
         }
         let outcome = self.try_flush(fs);
         if outcome.is_err() {
-            self.file = None;
-            self.written = 0;
-            self.is_dirty = true;
+            self.give_up_segment();
         }
         outcome
+    }
+
+    fn give_up_segment(&mut self) {
+        self.file = None;
+        self.written = 0;
+        self.is_dirty = true;
     }
 
     fn try_flush(&mut self, fs: &dyn Fs) -> Result<(), FsError> {
@@ -134,10 +151,13 @@ impl Writer {
         }
         self.write_waiting()?;
         self.sync(fs)?;
-        self.append(&Line::Mark { d: self.durable });
-        self.write_waiting()?;
-        if self.mark_sync {
-            self.sync(fs)?;
+        if self.is_unmarked {
+            self.append(&Line::Mark { d: self.durable });
+            self.write_waiting()?;
+            if self.mark_sync {
+                self.sync(fs)?;
+            }
+            self.is_unmarked = false;
         }
         self.is_dirty = false;
         if self.len >= self.segment_max {
@@ -453,4 +473,216 @@ pub fn read_line(fs: &dyn Fs, wid: &WorkerId, seq: u64) -> Result<Option<Line>, 
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fs::Call;
+    use crate::fs::memory::MemoryFs;
+    use crate::protocol::id::Nonce;
+
+    fn wid() -> WorkerId {
+        WorkerId::new("n1", Nonce(7))
+    }
+
+    fn beat(k: u64) -> Line {
+        Line::Beat { k, free: 1 }
+    }
+
+    fn pause(why: &str) -> Line {
+        Line::Pause { why: why.into() }
+    }
+
+    fn beats(news: &TailNews) -> Vec<u64> {
+        news.lines.iter().filter_map(|(_, line)| if let Line::Beat { k, .. } = line { Some(*k) } else { None }).collect()
+    }
+
+    fn start(fs: &MemoryFs, segment_max: u64) -> Writer {
+        let limits = Limits { segment_max, ..Limits::default() };
+        Writer::create(fs, &wid(), &limits).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn poll(tail: &mut Tail, fs: &MemoryFs) -> TailNews {
+        tail.poll(fs).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    #[test]
+    fn lines_of_one_flush_share_one_sync() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        let before = fs.calls().iter().filter(|(call, _)| *call == Call::Sync).count();
+        for k in 1..=10 {
+            writer.append(&beat(k));
+        }
+        assert_eq!(writer.flush(&fs), Ok(()));
+        assert_eq!(fs.calls().iter().filter(|(call, _)| *call == Call::Sync).count(), before + 1);
+        assert_eq!(writer.durable(), writer.last());
+    }
+
+    #[test]
+    fn a_line_is_not_durable_before_the_directory_of_a_new_segment_is_synced() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        fs.fail(Call::Sync, "000001", libc::EIO);
+        writer.append(&beat(1));
+        assert!(writer.flush(&fs).is_err());
+        fs.fail(Call::SyncDir, "store/log", libc::EIO);
+        let durable = writer.durable();
+        assert!(writer.flush(&fs).is_err());
+        assert_eq!(writer.durable(), durable);
+    }
+
+    #[test]
+    fn an_error_at_sync_repeats_the_same_numbers_in_a_new_segment() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        let seq = writer.append(&pause("one"));
+        fs.fail(Call::Sync, "000001", libc::EIO);
+        assert!(writer.flush(&fs).is_err());
+        assert!(writer.durable() < seq);
+        let first = fs.get(&layout::segment(&wid(), 1)).unwrap_or_default();
+        writer.append(&pause("two"));
+        assert_eq!(writer.flush(&fs), Ok(()));
+        let second = fs.get(&layout::segment(&wid(), 2)).unwrap_or_default();
+        // The mark of the first flush and the line `one` were not synced; both stand in the second segment as they were.
+        let promised: Vec<&[u8]> = first.split_inclusive(|&b| b == b'\n').skip(1).collect();
+        assert_eq!(promised.len(), 2);
+        assert!(second.starts_with(&promised.concat()));
+    }
+
+    #[test]
+    fn a_tail_goes_on_after_an_error_of_the_writer_without_repeating_a_line() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        let mut tail = Tail::new(wid());
+        writer.append(&beat(1));
+        fs.fail(Call::Sync, "000001", libc::EIO);
+        assert!(writer.flush(&fs).is_err());
+        assert_eq!(beats(&poll(&mut tail, &fs)), [1], "written is seen, synced or not");
+        writer.append(&beat(2));
+        assert_eq!(writer.flush(&fs), Ok(()));
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.extend(beats(&poll(&mut tail, &fs)));
+        }
+        assert_eq!(seen, [2]);
+    }
+
+    #[test]
+    fn a_full_disk_loses_no_line() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        fs.set_full(true);
+        for k in 1..=3 {
+            writer.append(&beat(k));
+            assert_eq!(writer.flush(&fs).map_err(|e| e.kind), Err(ErrorKind::NoSpace));
+        }
+        fs.set_full(false);
+        assert_eq!(writer.flush(&fs), Ok(()));
+        let news = Tail::new(wid()).finish(&fs).unwrap_or_default();
+        assert_eq!(beats(&news), [1, 2, 3]);
+    }
+
+    #[test]
+    fn sealed_segments_are_followed_in_one_poll() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 200);
+        let mut tail = Tail::new(wid());
+        for k in 1..=50 {
+            writer.append(&beat(k));
+            assert_eq!(writer.flush(&fs), Ok(()));
+        }
+        assert!(segments(&fs, &wid()).unwrap_or_default().len() > 3);
+        let news = poll(&mut tail, &fs);
+        assert_eq!(beats(&news), (1..=50).collect::<Vec<_>>());
+        assert_eq!(news.damaged, None);
+    }
+
+    #[test]
+    fn a_tail_continues_after_a_cursor_wherever_it_lies() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 200);
+        for k in 1..=30 {
+            writer.append(&beat(k));
+            assert_eq!(writer.flush(&fs), Ok(()));
+        }
+        for cursor in 0..=writer.last() {
+            let news = Tail::at(wid(), cursor).finish(&fs).unwrap_or_default();
+            let expected: Vec<u64> = (cursor + 1..=writer.durable()).collect();
+            assert_eq!(news.lines.iter().map(|(seq, _)| *seq).collect::<Vec<_>>(), expected, "after {cursor}");
+        }
+    }
+
+    #[test]
+    fn the_mark_tells_what_is_durable() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 1 << 20);
+        let seq = writer.append(&pause("x"));
+        assert_eq!(writer.flush(&fs), Ok(()));
+        assert_eq!(poll(&mut Tail::new(wid()), &fs).mark, seq);
+    }
+
+    #[test]
+    fn an_unknown_line_is_reported_and_skipped() {
+        let fs = MemoryFs::default();
+        let mut bytes = encode(1, &beat(1));
+        bytes.extend(frame::seal_line("{\"seq\":2,\"t\":\"dance\",\"x\":1}"));
+        bytes.extend(encode(3, &beat(2)));
+        fs.put(&layout::segment(&wid(), 1), &bytes);
+        let news = poll(&mut Tail::new(wid()), &fs);
+        assert_eq!(beats(&news), [1, 2]);
+        assert!(matches!(news.damaged, Some(Damage { seq: 2, what: Wrong::Unknown(_), .. })), "{:?}", news.damaged);
+    }
+
+    #[test]
+    fn a_torn_tail_is_not_yet() {
+        let fs = MemoryFs::default();
+        let (one, two) = (encode(1, &beat(1)), encode(2, &beat(2)));
+        let mut tail = Tail::new(wid());
+        let path = layout::segment(&wid(), 1);
+        for cut in 1..two.len() {
+            let mut bytes = [one.clone(), two[..cut].to_vec()].concat();
+            bytes.resize(one.len() + two.len(), 0);
+            fs.put(&path, &bytes);
+            assert!(!beats(&poll(&mut tail, &fs)).contains(&2), "cut at {cut}");
+        }
+        fs.put(&path, &[one, two].concat());
+        assert_eq!(beats(&poll(&mut tail, &fs)), [2]);
+        assert_eq!(tail.seq(), 2);
+    }
+
+    #[test]
+    fn a_segment_left_too_early_is_read_again() {
+        // A reader with an old view of segment 1 sees segment 2 first; the lines of 1 that it lacks come later.
+        let fs = MemoryFs::default();
+        let line = |n| encode(n, &beat(n));
+        fs.put(&layout::segment(&wid(), 1), &line(1));
+        fs.put(&layout::segment(&wid(), 2), &line(4));
+        let mut tail = Tail::new(wid());
+        for _ in 0..8 {
+            poll(&mut tail, &fs);
+        }
+        assert_eq!(tail.seq(), 1);
+        fs.put(&layout::segment(&wid(), 1), &[line(1), line(2), line(3)].concat());
+        for _ in 0..64 {
+            poll(&mut tail, &fs);
+        }
+        assert_eq!(tail.seq(), 4);
+    }
+
+    #[test]
+    fn one_line_is_found_by_its_number() {
+        let fs = MemoryFs::default();
+        let mut writer = start(&fs, 200);
+        let mut seqs = Vec::new();
+        for k in 1..=20 {
+            seqs.push((writer.append(&beat(k)), k));
+            assert_eq!(writer.flush(&fs), Ok(()));
+        }
+        for (seq, k) in seqs {
+            assert_eq!(read_line(&fs, &wid(), seq), Ok(Some(beat(k))));
+        }
+        assert_eq!(read_line(&fs, &wid(), writer.last() + 1), Ok(None));
+    }
 }

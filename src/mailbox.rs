@@ -151,3 +151,80 @@ impl Receiver {
         Ok(Some(mail))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::HostChance;
+    use crate::fs::memory::MemoryFs;
+    use crate::protocol::id::Nonce;
+    use crate::protocol::record::Message;
+    use crate::protocol::version::CURRENT;
+
+    fn wid() -> WorkerId {
+        WorkerId::new("n1", Nonce(7))
+    }
+
+    fn mail(m: u64) -> Mail {
+        let by = DecisionId { generation: 100 + m, nonce: Nonce(m) };
+        Mail { fq: "mail".into(), version: CURRENT, w: wid(), m, by, msg: Message::Drain }
+    }
+
+    fn post(fs: &MemoryFs, mail: &Mail) {
+        assert_eq!(send(fs, &HostChance, mail), Ok(()));
+    }
+
+    fn numbers(receiver: &mut Receiver, fs: &MemoryFs) -> Vec<u64> {
+        receiver.poll(fs).unwrap_or_else(|e| panic!("{e}")).iter().map(|mail| mail.m).collect()
+    }
+
+    #[test]
+    fn messages_out_of_order_wait_for_the_gap_to_close() {
+        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        post(&fs, &mail(3));
+        post(&fs, &mail(2));
+        assert!(numbers(&mut receiver, &fs).is_empty());
+        post(&fs, &mail(1));
+        assert_eq!(numbers(&mut receiver, &fs), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_torn_message_waits_until_it_is_replaced() {
+        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let path = layout::message(&wid(), 1, mail(1).by);
+        let whole = to_document(&mail(1));
+        fs.put(&path, &whole[..whole.len() - 9]);
+        post(&fs, &mail(2));
+        assert!(numbers(&mut receiver, &fs).is_empty());
+        post(&fs, &mail(1));
+        assert_eq!(numbers(&mut receiver, &fs), [1, 2]);
+    }
+
+    #[test]
+    fn a_late_repetition_is_ignored() {
+        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        post(&fs, &mail(1));
+        assert_eq!(numbers(&mut receiver, &fs), [1]);
+        assert_eq!(remove(&fs, &wid(), 1, mail(1).by), Ok(()));
+        assert_eq!(remove(&fs, &wid(), 1, mail(1).by), Ok(()), "gone already is fine");
+        post(&fs, &mail(1));
+        assert!(numbers(&mut receiver, &fs).is_empty());
+    }
+
+    #[test]
+    fn two_decisions_under_one_number_are_a_fork() {
+        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let other = Mail { by: DecisionId { generation: 101, nonce: Nonce(99) }, ..mail(1) };
+        post(&fs, &mail(1));
+        post(&fs, &other);
+        assert!(matches!(receiver.poll(&fs), Err(MailError::Forked { m: 1, .. })));
+        assert_eq!(receiver.next(), 1);
+    }
+
+    #[test]
+    fn a_message_under_a_name_that_is_not_its_own_is_refused() {
+        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        fs.put(&layout::message(&wid(), 1, mail(1).by), &to_document(&mail(2)));
+        assert!(matches!(receiver.poll(&fs), Err(MailError::Misread { m: 1, .. })));
+    }
+}
