@@ -495,7 +495,10 @@ mod tests {
     }
 
     fn beats(news: &TailNews) -> Vec<u64> {
-        news.lines.iter().filter_map(|(_, line)| if let Line::Beat { k, .. } = line { Some(*k) } else { None }).collect()
+        news.lines
+            .iter()
+            .filter_map(|(_, line)| if let Line::Beat { k, .. } = line { Some(*k) } else { None })
+            .collect()
     }
 
     fn start(fs: &MemoryFs, segment_max: u64) -> Writer {

@@ -23,3 +23,4 @@ pub mod sim;
 pub mod state;
 pub mod store;
 pub mod view;
+pub mod worker;

@@ -25,6 +25,7 @@ mod lock;
 #[cfg(test)]
 pub(crate) mod memory;
 mod mount;
+pub mod outside;
 mod watch;
 
 pub use compound::{publish, put_new, read_all, read_from, read_up_to};

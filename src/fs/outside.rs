@@ -1,0 +1,110 @@
+//! The user's own files outside the queue: scratch directories on the host and the outputs that users asked for.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Receives a file's bytes piece by piece.
+pub type Sink<'a> = dyn FnMut(&[u8]) -> io::Result<()> + 'a;
+
+/// Files of one host and its user, outside the queue directory.
+pub trait Outside {
+    /// Makes a new private directory, mode 0700, with a name that begins with `name`.
+    fn make_dir(&mut self, name: &str) -> io::Result<PathBuf>;
+
+    /// Makes the new file `path` with the bytes that `fill` passes on.
+    fn make_file(
+        &mut self,
+        path: &Path,
+        mode: u32,
+        fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>,
+    ) -> io::Result<()>;
+
+    /// Removes a directory made before with all that is in it, as far as that is possible.
+    fn remove_dir(&mut self, dir: &Path);
+
+    /// Writes a file of the user's, whole or not at all, replacing what is there; makes its directory if that is missing.
+    fn publish(&mut self, path: &Path, fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>) -> io::Result<()>;
+}
+
+/// The real ones, with scratch directories below one of the worker's own.
+#[derive(Debug, Clone)]
+pub struct HostOutside {
+    scratch: PathBuf,
+    count: u64,
+}
+
+impl HostOutside {
+    /// Uses `scratch`, which exists and belongs to this worker alone.
+    pub fn new(scratch: PathBuf) -> Self {
+        Self { scratch, count: 0 }
+    }
+}
+
+impl Outside for HostOutside {
+    fn make_dir(&mut self, name: &str) -> io::Result<PathBuf> {
+        self.count += 1;
+        let dir = self.scratch.join(format!("{name}-{}", self.count));
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        Ok(dir)
+    }
+
+    fn make_file(
+        &mut self,
+        path: &Path,
+        mode: u32,
+        fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        fill(&mut |bytes| file.write_all(bytes))
+    }
+
+    fn remove_dir(&mut self, dir: &Path) {
+        if dir.parent() == Some(&self.scratch) {
+            // What cannot be removed goes with the scratch directory, or with the batch job that owns it.
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+
+    fn publish(&mut self, path: &Path, fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>) -> io::Result<()> {
+        let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        fs::create_dir_all(dir)?;
+        self.count += 1;
+        let mut temp = std::ffi::OsString::from(format!(".fq-{}-{}-", std::process::id(), self.count));
+        temp.push(name);
+        let temp = dir.join(temp);
+        let written = (|| {
+            let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&temp)?;
+            fill(&mut |bytes| file.write_all(bytes))?;
+            file.sync_all()?;
+            fs::rename(&temp, path)
+        })();
+        if written.is_err() {
+            let _ = fs::remove_file(&temp);
+        }
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_whose_bytes_cannot_be_had_replaces_nothing() {
+        let dir = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
+        let mut outside = HostOutside::new(dir.path().to_owned());
+        let path = dir.path().join("a/b.out");
+        assert!(outside.publish(&path, &mut |sink| sink(b"old")).is_ok());
+        let broken = outside.publish(&path, &mut |sink| {
+            sink(b"ne")?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert!(broken.is_err());
+        assert_eq!(fs::read(&path).ok().as_deref(), Some(&b"old"[..]));
+        let names = fs::read_dir(dir.path().join("a")).map(Iterator::count);
+        assert_eq!(names.ok(), Some(1), "no stray is left");
+    }
+}

@@ -1,0 +1,514 @@
+//! Attempts from their start to their end line.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::fs::FsError;
+use crate::process::{Child, End, Event, Process, SetupFailure, Signal, Status, Stdin, Step, Stream, Usage};
+use crate::protocol::digest::Digest;
+use crate::protocol::id::AttemptId;
+use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue};
+use crate::store;
+
+use super::jobs::{Job, JobStdin, NoJob};
+use super::launch::{self, Recipe};
+use super::output::Capture;
+use super::{Hand, OUTPUT_MAX, Unstarted, Worker, World, errno_name, trust};
+
+/// Small outputs of several ends are put together, up to about so many bytes.
+const BATCH_BYTES_MAX: u64 = 16 << 20;
+
+/// Why fq ends an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    Timeout,
+    Cancelled,
+    Requeue(Requeue),
+}
+
+struct Ending {
+    why: Why,
+    kill_at: Duration,
+    is_killed: bool,
+}
+
+/// An attempt that runs.
+pub(super) struct Running {
+    pub(super) a: AttemptId,
+    m: u64,
+    pub(super) child: Child,
+    job: Rc<Job>,
+    cpus: u32,
+    mem: u64,
+    start_ms: u64,
+    /// When its time limit is reached.
+    pub(super) deadline: Option<Duration>,
+    ending: Option<Ending>,
+    pub(super) output: [Capture; 2],
+    dirs: Vec<PathBuf>,
+}
+
+impl Running {
+    /// Begins to end it: TERM now, KILL after `grace`. The first reason counts.
+    pub(super) fn end(&mut self, process: &mut dyn Process, why: Why, now: Duration, grace: Duration) {
+        if self.ending.is_none() {
+            process.signal(self.child, Signal::Term);
+            self.ending = Some(Ending { why, kill_at: now + grace, is_killed: false });
+        }
+    }
+
+    pub(super) fn kill_if_due(&mut self, process: &mut dyn Process, now: Duration) {
+        if let Some(ending) = self.ending.as_mut().filter(|ending| !ending.is_killed && now >= ending.kill_at) {
+            ending.is_killed = true;
+            process.signal(self.child, Signal::Kill);
+        }
+    }
+
+    /// When something has to be done to it by time alone.
+    pub(super) fn next(&self) -> Option<Duration> {
+        match &self.ending {
+            Some(ending) => Some(ending.kill_at).filter(|_| !ending.is_killed),
+            None => self.deadline,
+        }
+    }
+
+    fn outcome(&self, end: &End) -> Outcome {
+        match &self.ending {
+            _ if end.out_of_memory => Outcome::Oom(end.status),
+            Some(Ending { why: Why::Timeout, .. }) => Outcome::Timeout(end.status),
+            Some(Ending { why: Why::Cancelled, .. }) => Outcome::Cancelled(end.status),
+            Some(Ending { why: Why::Requeue(why), .. }) => Outcome::Requeue(*why),
+            None => Outcome::Ran(end.status),
+        }
+    }
+}
+
+/// An attempt that has ended and whose end line is not written.
+pub(super) struct Finishing {
+    line: EndLine,
+    job: Rc<Job>,
+    output: [Capture; 2],
+    refs: [Option<Ref>; 2],
+    dirs: Vec<PathBuf>,
+}
+
+impl Worker {
+    pub(super) fn free_cpus(&self) -> u32 {
+        self.options.cpus.saturating_sub(self.running.iter().map(|running| running.cpus).sum())
+    }
+
+    fn fits(&self, cpus: u32, mem: u64) -> bool {
+        let used: u64 = self.running.iter().map(|running| running.mem).sum();
+        cpus <= self.free_cpus() && (self.options.mem == 0 || used + mem <= self.options.mem)
+    }
+
+    /// Takes output and ends. While the worker pauses, output stays in the pipes; a fenced one throws it away.
+    pub(super) fn collect(&mut self, world: &mut World<'_, '_>, now: Duration, is_fenced: bool) {
+        let output_max = if self.pause.is_some() && !is_fenced { 0 } else { OUTPUT_MAX };
+        let mut taken = 0;
+        for event in world.process.poll(output_max) {
+            match event {
+                Event::Output { child, stream, bytes } => {
+                    taken += bytes.len();
+                    let running = self.running.iter_mut().find(|running| running.child == child);
+                    if let Some(running) = running.filter(|_| !is_fenced) {
+                        running.output[usize::from(stream == Stream::Stderr)].take(&bytes, now);
+                    }
+                }
+                Event::Ended { child, end } => {
+                    if let Some(at) = self.running.iter().position(|running| running.child == child) {
+                        let running = self.running.remove(at);
+                        self.ended(world, running, &end, is_fenced);
+                    }
+                }
+            }
+        }
+        self.has_more = taken * 2 >= OUTPUT_MAX;
+    }
+
+    fn ended(&mut self, world: &mut World<'_, '_>, running: Running, end: &End, is_fenced: bool) {
+        if is_fenced {
+            for dir in &running.dirs {
+                world.outside.remove_dir(dir);
+            }
+            return;
+        }
+        let line = EndLine {
+            how: running.outcome(end),
+            usage: end.usage,
+            ms: u64::try_from(end.elapsed.as_millis()).unwrap_or(u64::MAX),
+            leftovers: end.leftovers,
+            start_ms: running.start_ms,
+            ..empty_end(running.a, running.m, world.clock.wall_ms())
+        };
+        let Running { job, output, dirs, .. } = running;
+        self.finishing.push(Finishing { line, job, output, refs: [None, None], dirs });
+    }
+
+    /// Writes output that is large or old to `out/`; says whether it did not fail.
+    pub(super) fn spill(&mut self, world: &mut World<'_, '_>, now: Duration) -> bool {
+        let mut failure = None;
+        for capture in self.running.iter_mut().flat_map(|running| &mut running.output) {
+            if capture.spill_at().is_some_and(|at| at <= now)
+                && let Err(error) = capture.spill(world.fs, &self.options.wid)
+            {
+                failure = Some(error);
+                break;
+            }
+        }
+        if let Some(error) = &failure {
+            self.pause(world, error);
+        }
+        failure.is_none()
+    }
+
+    /// Makes the outputs of ended attempts durable and writes their end lines; says whether it did not fail.
+    pub(super) fn finish(&mut self, world: &mut World<'_, '_>) -> bool {
+        while !self.finishing.is_empty() {
+            if let Err(error) = self.store_outputs(world) {
+                self.pause(world, &error);
+                return false;
+            }
+            let is_stored = |finishing: &mut Finishing| finishing.refs.iter().all(Option::is_some);
+            let stored: Vec<Finishing> = self.finishing.extract_if(.., is_stored).collect();
+            for finishing in stored {
+                self.write_end(world, finishing);
+            }
+        }
+        true
+    }
+
+    /// Puts a batch of outputs into the store: the small ones with one sync, or one large one.
+    fn store_outputs(&mut self, world: &mut World<'_, '_>) -> Result<(), FsError> {
+        let pack_item_max = self.options.limits.pack_item_max;
+        let mut batch = Vec::new();
+        let mut batch_len = 0;
+        for (i, finishing) in self.finishing.iter_mut().enumerate() {
+            for stream in 0..2 {
+                let capture = &finishing.output[stream];
+                if finishing.refs[stream].is_some() || capture.len() > pack_item_max || batch_len > BATCH_BYTES_MAX {
+                    continue;
+                }
+                match capture.read(world.fs)? {
+                    Some(bytes) => {
+                        batch_len += bytes.len() as u64;
+                        batch.push(((i, stream), bytes));
+                    }
+                    None => finishing.lose(stream),
+                }
+            }
+        }
+        let values: Vec<&[u8]> = batch.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+        let refs = world.store.put_all(&values)?;
+        for (((i, stream), _), value) in batch.iter().zip(refs) {
+            self.finishing[*i].refs[*stream] = Some(value);
+        }
+        if batch.is_empty() {
+            self.store_large(world)?;
+        }
+        Ok(())
+    }
+
+    /// Streams the first large output that is not stored into a loose object. That may last; signs of life go on meanwhile.
+    fn store_large(&mut self, world: &mut World<'_, '_>) -> Result<(), FsError> {
+        let missing = |finishing: &Finishing| (0..2).find(|&stream| finishing.refs[stream].is_none());
+        let Some((i, stream)) =
+            self.finishing.iter().enumerate().find_map(|(i, finishing)| Some((i, missing(finishing)?)))
+        else {
+            return Ok(());
+        };
+        let finishing = std::mem::take(&mut self.finishing);
+        let stored = (|| {
+            let mut writer = world.store.writer()?;
+            finishing[i].output[stream].each(world.fs, &mut |bytes| {
+                writer.write(bytes)?;
+                self.beat_if_due(world.fs, world.clock, world.chance);
+                Ok(())
+            })?;
+            writer.finish()
+        })();
+        self.finishing = finishing;
+        let value = stored?;
+        let sha = match &value {
+            Ref::Loose { sha, .. } | Ref::Packed { sha, .. } => *sha,
+            Ref::Inline { bytes } => Digest::of(&bytes.0),
+        };
+        let finishing = &mut self.finishing[i];
+        if sha == finishing.output[stream].digest() {
+            finishing.refs[stream] = Some(value);
+        } else {
+            finishing.lose(stream);
+        }
+        Ok(())
+    }
+
+    /// Publishes the user's output files, writes the end line and cleans up.
+    fn write_end(&mut self, world: &mut World<'_, '_>, finishing: Finishing) {
+        let Finishing { mut line, job, output, refs, dirs } = finishing;
+        if !matches!(line.how, Outcome::Requeue(Requeue::Storage)) {
+            line.notes.extend(publish(world, &job, line.a, &output));
+        }
+        let [out, err] = refs.map(Option::unwrap_or_default);
+        (line.out, line.err) = (out, err);
+        let paths: Vec<PathBuf> = output.iter().flat_map(Capture::paths).collect();
+        let seq = self.append_end(world, line);
+        self.spent.extend(paths.into_iter().map(|path| (seq, path)));
+        for dir in &dirs {
+            world.outside.remove_dir(dir);
+        }
+    }
+
+    fn append_end(&mut self, world: &World<'_, '_>, line: EndLine) -> u64 {
+        self.end_since.get_or_insert(world.clock.boot());
+        self.busy_at = world.clock.boot();
+        self.journal.append(&Line::End(Box::new(line)))
+    }
+
+    /// Starts what fits, in the order of arrival. What waits for its manifest is passed over.
+    pub(super) fn start_tasks(&mut self, world: &mut World<'_, '_>, now: Duration) {
+        let mut at = 0;
+        while at < self.queue.len() && self.pause.is_none() && self.drain.is_none() {
+            let next = &self.queue[at];
+            if next.claim > self.journal.durable() || self.lease.is_over(world.clock.boot()) {
+                break;
+            }
+            let is_trusted = |uid| trust::trusts(&self.options.trust, uid, world.is_member);
+            let limits = &self.options.limits;
+            let paces = (Limits::span(limits.poll_ms), Limits::span(limits.visible_ms));
+            let job = match self.jobs.get(world.fs, &next.item, &is_trusted, now, paces) {
+                Ok(job) => job,
+                Err(NoJob::NotYet) => {
+                    at += 1;
+                    continue;
+                }
+                Err(NoJob::Never(how)) => {
+                    self.fail(world, at, how);
+                    continue;
+                }
+            };
+            // What the master gave despite its size runs alone.
+            let cpus = job.manifest.needs.cpus.clamp(1, self.options.cpus.max(1));
+            let mem = match self.options.mem {
+                0 => job.manifest.needs.mem,
+                all => job.manifest.needs.mem.min(all),
+            };
+            if !self.fits(cpus, mem) {
+                break;
+            }
+            let Some(next) = self.queue.remove(at) else { break };
+            if let Err(how) = self.launch(world, &next, &job, (cpus, mem), now) {
+                let line = EndLine { how, ..empty_end(next.a, next.m, world.clock.wall_ms()) };
+                self.append_end(world, line);
+            }
+            if self.options.once {
+                self.drain(Hand::Finish, Requeue::Drained, "it was to run one task");
+            }
+        }
+        if self.queue.is_empty() {
+            self.jobs.sweep();
+        }
+    }
+
+    fn fail(&mut self, world: &World<'_, '_>, at: usize, how: Outcome) {
+        if let Some(next) = self.queue.remove(at) {
+            let line = EndLine { how, ..empty_end(next.a, next.m, world.clock.wall_ms()) };
+            self.append_end(world, line);
+        }
+    }
+
+    fn launch(
+        &mut self,
+        world: &mut World<'_, '_>,
+        next: &Unstarted,
+        job: &Rc<Job>,
+        (cpus, mem): (u32, u64),
+        now: Duration,
+    ) -> Result<(), Outcome> {
+        let manifest = &job.manifest;
+        let entry = job.entry(next.a.task.index).map_err(Outcome::Refused)?;
+        let start_ms = world.clock.wall_ms();
+        let limit = Some(manifest.needs.time_ms).filter(|&ms| ms > 0).map(Limits::span);
+        let rest = self.options.lifetime.map(|span| (self.started + span).saturating_sub(now));
+        let span = limit.into_iter().chain(rest).min();
+        let end_time = span.map(|span| start_ms / 1000 + span.as_secs());
+        let mut dirs = Vec::new();
+        let started = (|| {
+            let tmp = make_dir(world, &next.a.to_string(), &mut dirs)?;
+            let script = copy_script(world, job, next.a, &mut dirs)?;
+            let stdin = match &job.stdin {
+                JobStdin::Null => Stdin::Null,
+                JobStdin::Small(bytes) => Stdin::Bytes(bytes.clone()),
+                JobStdin::Large(value) => Stdin::File(copy_stdin(world, value, next.a, &mut dirs)?),
+            };
+            let token = format!("{}.{}.{}", self.options.queue, self.options.wid, next.a);
+            let recipe = Recipe {
+                options: &self.options,
+                manifest,
+                attempt: next.a,
+                entry,
+                token,
+                tmp: &tmp,
+                script: script.as_deref(),
+                stdin,
+                end_time,
+            };
+            world.process.start(&recipe.launch())
+        })();
+        let started = started.map_err(|failure| {
+            for dir in &dirs {
+                world.outside.remove_dir(dir);
+            }
+            Outcome::Setup(failure)
+        })?;
+        self.journal.append(&Line::Start { a: next.a, m: next.m, group: started.group, at_ms: start_ms });
+        self.starts_wait = true;
+        let inline_max = self.options.limits.inline_max;
+        self.running.push(Running {
+            a: next.a,
+            m: next.m,
+            child: started.child,
+            job: job.clone(),
+            cpus,
+            mem,
+            start_ms,
+            deadline: limit.map(|limit| now + limit),
+            ending: None,
+            output: [Stream::Stdout, Stream::Stderr].map(|stream| Capture::new(next.a, stream, inline_max)),
+            dirs,
+        });
+        Ok(())
+    }
+
+    /// Gives a sign of life in the middle of something long.
+    fn beat_if_due(
+        &mut self,
+        fs: &dyn crate::fs::Fs,
+        clock: &dyn crate::clock::Clock,
+        chance: &dyn crate::clock::Chance,
+    ) {
+        let now = clock.boot();
+        if !self.lease.is_beat_due(now) {
+            return;
+        }
+        if !self.journal.is_dirty() {
+            self.beat += 1;
+            let free = self.free_cpus();
+            self.journal.append(&Line::Beat { k: self.beat, free });
+        }
+        let durable = self.journal.durable();
+        // An error is met again by the flush that ends the step.
+        let _ = self.journal.flush(fs);
+        if self.journal.durable() > durable {
+            self.lease.prove(now, chance.jitter(self.lease.beat()));
+        }
+    }
+}
+
+impl Finishing {
+    /// Gives up on an output that the file system has lost: the attempt is run again without blame.
+    fn lose(&mut self, stream: usize) {
+        self.line.how = Outcome::Requeue(Requeue::Storage);
+        self.line.notes.push("its output could not be read back as it was written".to_owned());
+        self.refs[stream] = Some(Ref::default());
+    }
+}
+
+fn empty_end(a: AttemptId, m: u64, end_ms: u64) -> EndLine {
+    EndLine {
+        a,
+        m,
+        how: Outcome::Ran(Status::Exit(0)),
+        out: Ref::default(),
+        err: Ref::default(),
+        usage: Usage::default(),
+        ms: 0,
+        leftovers: 0,
+        notes: Vec::new(),
+        start_ms: 0,
+        end_ms,
+    }
+}
+
+fn input_failure(error: &std::io::Error, path: &Path) -> SetupFailure {
+    let errno = error.raw_os_error().map_or_else(|| error.kind().to_string(), errno_name);
+    SetupFailure { step: Step::Input, errno, path: path.display().to_string() }
+}
+
+fn make_dir(world: &mut World<'_, '_>, name: &str, dirs: &mut Vec<PathBuf>) -> Result<PathBuf, SetupFailure> {
+    let dir = world.outside.make_dir(name).map_err(|error| input_failure(&error, Path::new(name)))?;
+    dirs.push(dir.clone());
+    Ok(dir)
+}
+
+fn copy_script(
+    world: &mut World<'_, '_>,
+    job: &Job,
+    a: AttemptId,
+    dirs: &mut Vec<PathBuf>,
+) -> Result<Option<PathBuf>, SetupFailure> {
+    let (Some(bytes), crate::protocol::record::Command::Script { name, .. }) = (&job.script, &job.manifest.command)
+    else {
+        return Ok(None);
+    };
+    let path = make_dir(world, &format!("{a}.script"), dirs)?.join(launch::script_name(name));
+    let made = world.outside.make_file(&path, 0o700, &mut |sink| sink(bytes));
+    made.map_err(|error| input_failure(&error, &path))?;
+    Ok(Some(path))
+}
+
+/// Copies a large standard input to the host; the copy is used only if its digest is right.
+fn copy_stdin(
+    world: &mut World<'_, '_>,
+    value: &Ref,
+    a: AttemptId,
+    dirs: &mut Vec<PathBuf>,
+) -> Result<PathBuf, SetupFailure> {
+    let path = make_dir(world, &format!("{a}.stdin"), dirs)?.join("stdin");
+    let fs = world.fs;
+    let made = world.outside.make_file(&path, 0o600, &mut |sink| {
+        let mut written = Ok(());
+        let copied = store::copy_to(fs, value, &mut |bytes| {
+            if written.is_ok() {
+                written = sink(bytes);
+            }
+        });
+        copied.map_err(|error| std::io::Error::other(error.to_string())).and(written)
+    });
+    made.map_err(|error| input_failure(&error, &path))?;
+    Ok(path)
+}
+
+/// Publishes the output files that the user asked for; returns what did not work, for people.
+fn publish(world: &mut World<'_, '_>, job: &Job, a: AttemptId, output: &[Capture; 2]) -> Vec<String> {
+    let fs = world.fs;
+    let path = |pattern: &Option<Bytes>| pattern.as_ref().map(|p| launch::expand(&p.0, &job.manifest, a));
+    let (out, err) = (path(&job.manifest.stdout), path(&job.manifest.stderr));
+    let files: Vec<(PathBuf, Vec<&Capture>)> = match (out, err) {
+        (Some(out), Some(err)) if out == err => vec![(out, vec![&output[0], &output[1]])],
+        (out, err) => {
+            let one = |path: Option<PathBuf>, stream: usize| path.map(|path| (path, vec![&output[stream]]));
+            one(out, 0).into_iter().chain(one(err, 1)).collect()
+        }
+    };
+    let mut notes = Vec::new();
+    for (path, captures) in files {
+        let done = world.outside.publish(&path, &mut |sink| {
+            for capture in &captures {
+                let mut written = Ok(());
+                let read = capture.each(fs, &mut |bytes| {
+                    if written.is_ok() {
+                        written = sink(bytes);
+                    }
+                    Ok(())
+                });
+                read.map_err(|error| std::io::Error::other(error.to_string())).and(written)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            notes.push(format!("cannot write `{}`: {error}; the output is kept in the queue", path.display()));
+        }
+    }
+    notes
+}
