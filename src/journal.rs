@@ -34,6 +34,7 @@ fn encode(seq: u64, line: &Line) -> Vec<u8> {
 }
 
 /// Appends to the journal of one worker incarnation; the only one who does.
+#[expect(clippy::struct_excessive_bools, reason = "each stands for a question of its own")]
 pub struct Writer {
     wid: WorkerId,
     segment_max: u64,
@@ -319,6 +320,8 @@ impl Tail {
         }
         let mut bytes_left = POLL_BYTES_MAX;
         let mut has_looked = !look;
+        // A segment that was left too early is gone back to; then the next is not entered again in the same poll.
+        let mut furthest = self.segment;
         loop {
             let (used, sealed) = self.read_segment(fs, &mut news)?;
             bytes_left = bytes_left.saturating_sub(used);
@@ -327,15 +330,17 @@ impl Tail {
             }
             if sealed {
                 self.go_to(self.segment + 1);
+                furthest = furthest.max(self.segment);
             } else if !has_looked && !news.grew {
                 // The next segment is looked for first and this one read once more after that, so that no line synced here
                 // before the next was made can be missed.
                 has_looked = true;
-                if !self.next_exists(fs)? {
+                if self.segment < furthest || !self.next_exists(fs)? {
                     break;
                 }
                 if self.read_segment(fs, &mut news)?.0 == 0 {
                     self.go_to(self.segment + 1);
+                    furthest = self.segment;
                     has_looked = false;
                 }
             } else {
@@ -478,9 +483,31 @@ pub fn read_line(fs: &dyn Fs, wid: &WorkerId, seq: u64) -> Result<Option<Line>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fs::Call;
     use crate::fs::memory::MemoryFs;
+    use crate::fs::{Call, Counting, Faulty, Rule};
     use crate::protocol::id::Nonce;
+
+    type TestFs = Counting<Faulty<MemoryFs>>;
+
+    /// A file system with the directory of all journals.
+    fn fresh() -> TestFs {
+        let memory = MemoryFs::default();
+        assert_eq!(memory.mkdir("store".as_ref()), Ok(()));
+        assert_eq!(memory.mkdir(layout::JOURNALS.as_ref()), Ok(()));
+        Counting::new(Faulty::new(memory))
+    }
+
+    fn memory(fs: &TestFs) -> &MemoryFs {
+        fs.inner().inner()
+    }
+
+    fn fail_once(fs: &TestFs, call: Call, part: &str) {
+        fs.inner().add(Rule::new(call, libc::EIO).on(part).times(1));
+    }
+
+    fn syncs(fs: &TestFs) -> u64 {
+        fs.counts().of(Call::Sync)
+    }
 
     fn wid() -> WorkerId {
         WorkerId::new("n1", Nonce(7))
@@ -501,36 +528,36 @@ mod tests {
             .collect()
     }
 
-    fn start(fs: &MemoryFs, segment_max: u64) -> Writer {
+    fn start(fs: &TestFs, segment_max: u64) -> Writer {
         let limits = Limits { segment_max, ..Limits::default() };
         Writer::create(fs, &wid(), &limits).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn poll(tail: &mut Tail, fs: &MemoryFs) -> TailNews {
+    fn poll(tail: &mut Tail, fs: &TestFs) -> TailNews {
         tail.poll(fs).unwrap_or_else(|e| panic!("{e}"))
     }
 
     #[test]
     fn lines_of_one_flush_share_one_sync() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
-        let before = fs.calls().iter().filter(|(call, _)| *call == Call::Sync).count();
+        let before = syncs(&fs);
         for k in 1..=10 {
             writer.append(&beat(k));
         }
         assert_eq!(writer.flush(&fs), Ok(()));
-        assert_eq!(fs.calls().iter().filter(|(call, _)| *call == Call::Sync).count(), before + 1);
+        assert_eq!(syncs(&fs), before + 1);
         assert_eq!(writer.durable(), writer.last());
     }
 
     #[test]
     fn a_line_is_not_durable_before_the_directory_of_a_new_segment_is_synced() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
-        fs.fail(Call::Sync, "000001", libc::EIO);
+        fail_once(&fs, Call::Sync, "000001");
         writer.append(&beat(1));
         assert!(writer.flush(&fs).is_err());
-        fs.fail(Call::SyncDir, "store/log", libc::EIO);
+        fail_once(&fs, Call::SyncDir, "store/log");
         let durable = writer.durable();
         assert!(writer.flush(&fs).is_err());
         assert_eq!(writer.durable(), durable);
@@ -538,16 +565,16 @@ mod tests {
 
     #[test]
     fn an_error_at_sync_repeats_the_same_numbers_in_a_new_segment() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
         let seq = writer.append(&pause("one"));
-        fs.fail(Call::Sync, "000001", libc::EIO);
+        fail_once(&fs, Call::Sync, "000001");
         assert!(writer.flush(&fs).is_err());
         assert!(writer.durable() < seq);
-        let first = fs.get(&layout::segment(&wid(), 1)).unwrap_or_default();
+        let first = memory(&fs).get(&layout::segment(&wid(), 1)).unwrap_or_default();
         writer.append(&pause("two"));
         assert_eq!(writer.flush(&fs), Ok(()));
-        let second = fs.get(&layout::segment(&wid(), 2)).unwrap_or_default();
+        let second = memory(&fs).get(&layout::segment(&wid(), 2)).unwrap_or_default();
         // The mark of the first flush and the line `one` were not synced; both stand in the second segment as they were.
         let promised: Vec<&[u8]> = first.split_inclusive(|&b| b == b'\n').skip(1).collect();
         assert_eq!(promised.len(), 2);
@@ -556,11 +583,11 @@ mod tests {
 
     #[test]
     fn a_tail_goes_on_after_an_error_of_the_writer_without_repeating_a_line() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
         let mut tail = Tail::new(wid());
         writer.append(&beat(1));
-        fs.fail(Call::Sync, "000001", libc::EIO);
+        fail_once(&fs, Call::Sync, "000001");
         assert!(writer.flush(&fs).is_err());
         assert_eq!(beats(&poll(&mut tail, &fs)), [1], "written is seen, synced or not");
         writer.append(&beat(2));
@@ -574,14 +601,15 @@ mod tests {
 
     #[test]
     fn a_full_disk_loses_no_line() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
-        fs.set_full(true);
+        fs.inner().add(Rule::new(Call::Write, libc::ENOSPC));
+        fs.inner().add(Rule::new(Call::Create, libc::ENOSPC));
         for k in 1..=3 {
             writer.append(&beat(k));
             assert_eq!(writer.flush(&fs).map_err(|e| e.kind), Err(ErrorKind::NoSpace));
         }
-        fs.set_full(false);
+        fs.inner().heal();
         assert_eq!(writer.flush(&fs), Ok(()));
         let news = Tail::new(wid()).finish(&fs).unwrap_or_default();
         assert_eq!(beats(&news), [1, 2, 3]);
@@ -589,7 +617,7 @@ mod tests {
 
     #[test]
     fn sealed_segments_are_followed_in_one_poll() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 200);
         let mut tail = Tail::new(wid());
         for k in 1..=50 {
@@ -604,7 +632,7 @@ mod tests {
 
     #[test]
     fn a_tail_continues_after_a_cursor_wherever_it_lies() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 200);
         for k in 1..=30 {
             writer.append(&beat(k));
@@ -619,7 +647,7 @@ mod tests {
 
     #[test]
     fn the_mark_tells_what_is_durable() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 1 << 20);
         let seq = writer.append(&pause("x"));
         assert_eq!(writer.flush(&fs), Ok(()));
@@ -628,11 +656,11 @@ mod tests {
 
     #[test]
     fn an_unknown_line_is_reported_and_skipped() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut bytes = encode(1, &beat(1));
         bytes.extend(frame::seal_line("{\"seq\":2,\"t\":\"dance\",\"x\":1}"));
         bytes.extend(encode(3, &beat(2)));
-        fs.put(&layout::segment(&wid(), 1), &bytes);
+        memory(&fs).put(&layout::segment(&wid(), 1), &bytes);
         let news = poll(&mut Tail::new(wid()), &fs);
         assert_eq!(beats(&news), [1, 2]);
         assert!(matches!(news.damaged, Some(Damage { seq: 2, what: Wrong::Unknown(_), .. })), "{:?}", news.damaged);
@@ -640,17 +668,17 @@ mod tests {
 
     #[test]
     fn a_torn_tail_is_not_yet() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let (one, two) = (encode(1, &beat(1)), encode(2, &beat(2)));
         let mut tail = Tail::new(wid());
         let path = layout::segment(&wid(), 1);
         for cut in 1..two.len() {
             let mut bytes = [one.clone(), two[..cut].to_vec()].concat();
             bytes.resize(one.len() + two.len(), 0);
-            fs.put(&path, &bytes);
+            memory(&fs).put(&path, &bytes);
             assert!(!beats(&poll(&mut tail, &fs)).contains(&2), "cut at {cut}");
         }
-        fs.put(&path, &[one, two].concat());
+        memory(&fs).put(&path, &[one, two].concat());
         assert_eq!(beats(&poll(&mut tail, &fs)), [2]);
         assert_eq!(tail.seq(), 2);
     }
@@ -658,16 +686,16 @@ mod tests {
     #[test]
     fn a_segment_left_too_early_is_read_again() {
         // A reader with an old view of segment 1 sees segment 2 first; the lines of 1 that it lacks come later.
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let line = |n| encode(n, &beat(n));
-        fs.put(&layout::segment(&wid(), 1), &line(1));
-        fs.put(&layout::segment(&wid(), 2), &line(4));
+        memory(&fs).put(&layout::segment(&wid(), 1), &line(1));
+        memory(&fs).put(&layout::segment(&wid(), 2), &line(4));
         let mut tail = Tail::new(wid());
         for _ in 0..8 {
             poll(&mut tail, &fs);
         }
         assert_eq!(tail.seq(), 1);
-        fs.put(&layout::segment(&wid(), 1), &[line(1), line(2), line(3)].concat());
+        memory(&fs).put(&layout::segment(&wid(), 1), &[line(1), line(2), line(3)].concat());
         for _ in 0..64 {
             poll(&mut tail, &fs);
         }
@@ -676,7 +704,7 @@ mod tests {
 
     #[test]
     fn one_line_is_found_by_its_number() {
-        let fs = MemoryFs::default();
+        let fs = fresh();
         let mut writer = start(&fs, 200);
         let mut seqs = Vec::new();
         for k in 1..=20 {

@@ -174,13 +174,19 @@ mod tests {
         assert_eq!(send(fs, &HostChance, mail), Ok(()));
     }
 
+    fn fresh() -> MemoryFs {
+        let memory = MemoryFs::default();
+        memory.put(&layout::mailbox(&wid()).join("x"), b"");
+        memory
+    }
+
     fn numbers(receiver: &mut Receiver, fs: &MemoryFs) -> Vec<u64> {
         receiver.poll(fs).unwrap_or_else(|e| panic!("{e}")).iter().map(|mail| mail.m).collect()
     }
 
     #[test]
     fn messages_out_of_order_wait_for_the_gap_to_close() {
-        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let (fs, mut receiver) = (fresh(), Receiver::new(wid()));
         post(&fs, &mail(3));
         post(&fs, &mail(2));
         assert!(numbers(&mut receiver, &fs).is_empty());
@@ -190,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_torn_message_waits_until_it_is_replaced() {
-        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let (fs, mut receiver) = (fresh(), Receiver::new(wid()));
         let path = layout::message(&wid(), 1, mail(1).by);
         let whole = to_document(&mail(1));
         fs.put(&path, &whole[..whole.len() - 9]);
@@ -202,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_late_repetition_is_ignored() {
-        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let (fs, mut receiver) = (fresh(), Receiver::new(wid()));
         post(&fs, &mail(1));
         assert_eq!(numbers(&mut receiver, &fs), [1]);
         assert_eq!(remove(&fs, &wid(), 1, mail(1).by), Ok(()));
@@ -213,7 +219,7 @@ mod tests {
 
     #[test]
     fn two_decisions_under_one_number_are_a_fork() {
-        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let (fs, mut receiver) = (fresh(), Receiver::new(wid()));
         let other = Mail { by: DecisionId { generation: 101, nonce: Nonce(99) }, ..mail(1) };
         post(&fs, &mail(1));
         post(&fs, &other);
@@ -223,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_message_under_a_name_that_is_not_its_own_is_refused() {
-        let (fs, mut receiver) = (MemoryFs::default(), Receiver::new(wid()));
+        let (fs, mut receiver) = (fresh(), Receiver::new(wid()));
         fs.put(&layout::message(&wid(), 1, mail(1).by), &to_document(&mail(2)));
         assert!(matches!(receiver.poll(&fs), Err(MailError::Misread { m: 1, .. })));
     }

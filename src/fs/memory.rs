@@ -73,6 +73,26 @@ impl MemoryFs {
         file.synced = file.bytes.len();
     }
 
+    /// Puts a whole, synced file with its directories as another host would, replacing what is there.
+    pub(crate) fn put(&self, path: &Path, bytes: &[u8]) {
+        let mut state = self.state();
+        for dir in path.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()) {
+            state.names.insert(dir.to_owned(), Node::Dir);
+        }
+        let id = state.files.len();
+        state.files.push(File { bytes: bytes.to_vec(), synced: bytes.len(), mode: 0o644 });
+        state.names.insert(path.to_owned(), Node::File(id));
+    }
+
+    /// The bytes of a file, synced or not.
+    pub(crate) fn get(&self, path: &Path) -> Option<Vec<u8>> {
+        let state = self.state();
+        match state.names.get(path) {
+            Some(Node::File(id)) => Some(state.files[*id].bytes.clone()),
+            _ => None,
+        }
+    }
+
     /// All paths of files, sorted.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let state = self.state();

@@ -192,6 +192,7 @@ struct Drain {
 }
 
 /// One worker incarnation.
+#[expect(clippy::struct_excessive_bools, reason = "each is a note of one step to a later one")]
 pub struct Worker {
     options: Options,
     journal: journal::Writer,
@@ -427,9 +428,9 @@ impl Worker {
         if self.load() > 0 {
             Limits::span(limits.poll_ms)
         } else if now < self.busy_at + IDLE {
-            Limits::span(limits.poll_ms) * 5 / 4
+            Limits::span(limits.poll_ms) * 4 / 3
         } else {
-            Limits::span(limits.idle_poll_ms) * 5 / 4
+            Limits::span(limits.idle_poll_ms) * 4 / 3
         }
     }
 
@@ -551,12 +552,11 @@ impl Worker {
 
     /// Starts nothing and takes no output until storage takes bytes again; each failure doubles the wait.
     fn pause(&mut self, world: &World<'_, '_>, error: &FsError) {
-        let backoff = match &self.pause {
-            Some(pause) => (pause.backoff * 2).min(BACKOFF.1),
-            None => {
-                self.journal.append(&Line::Pause { why: error.to_string() });
-                BACKOFF.0
-            }
+        let backoff = if let Some(pause) = &self.pause {
+            (pause.backoff * 2).min(BACKOFF.1)
+        } else {
+            self.journal.append(&Line::Pause { why: error.to_string() });
+            BACKOFF.0
         };
         // Several tries fit into the self-fence time, however small it is.
         let backoff = backoff.min(Limits::span(self.options.limits.self_fence_ms) / 8);

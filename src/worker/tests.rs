@@ -1,1 +1,722 @@
+//! A worker step by step, in a world where every time, child and error is the test's own.
 
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::fs::memory::MemoryFs;
+use crate::fs::outside::Sink;
+use crate::fs::{Call, Counting, Faulty, Rule};
+use crate::process::{Child, End, Event, Group, Launch, Liveness, SetupFailure, Started, Status, Stream, Usage};
+use crate::protocol::digest::Digest;
+use crate::protocol::id::{DecisionId, JobId, Ranges, TaskId};
+use crate::protocol::record::{Bytes, Command, EndLine, Manifest, Needs, Outcome, Ref};
+use crate::store;
+
+type TestFs = Counting<Faulty<MemoryFs>>;
+
+#[derive(Default)]
+struct TestClock(AtomicU64);
+
+impl Clock for TestClock {
+    fn boot(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::SeqCst))
+    }
+
+    fn wall_ms(&self) -> u64 {
+        1_700_000_000_000 + self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[derive(Default)]
+struct TestChance(AtomicU64);
+
+impl Chance for TestChance {
+    fn bits(&self) -> u64 {
+        self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::SeqCst)
+    }
+}
+
+/// Children that do what the test says, when it says so.
+#[derive(Default)]
+struct TestProcess {
+    count: u64,
+    launches: Vec<Launch>,
+    signals: Vec<(Child, Signal)>,
+    events: Vec<Event>,
+    dies_of: Option<Signal>,
+}
+
+impl Process for TestProcess {
+    fn start(&mut self, launch: &Launch) -> Result<Started, SetupFailure> {
+        self.count += 1;
+        self.launches.push(launch.clone());
+        let group = Group { pid: 100 + self.count as u32, ticks: 1, token: launch.token.clone() };
+        Ok(Started { child: Child(self.count), group })
+    }
+
+    fn poll(&mut self, output_max: usize) -> Vec<Event> {
+        if output_max == 0 { Vec::new() } else { std::mem::take(&mut self.events) }
+    }
+
+    fn signal(&mut self, child: Child, signal: Signal) {
+        self.signals.push((child, signal));
+        if self.dies_of == Some(signal) {
+            let number = if signal == Signal::Term { 15 } else { 9 };
+            self.end(child.0, Status::Signal(number));
+        }
+    }
+}
+
+impl TestProcess {
+    fn print(&mut self, child: u64, bytes: &[u8]) {
+        self.events.push(Event::Output { child: Child(child), stream: Stream::Stdout, bytes: bytes.to_vec() });
+    }
+
+    fn end(&mut self, child: u64, status: Status) {
+        let end = End {
+            status,
+            out_of_memory: false,
+            leftovers: 0,
+            elapsed: Duration::from_secs(1),
+            usage: Usage::default(),
+        };
+        self.events.push(Event::Ended { child: Child(child), end });
+    }
+}
+
+struct TestHost;
+
+impl Host for TestHost {
+    fn me(&self) -> Identity {
+        Identity { host: "n1".into(), boot_id: "b".into(), pid_ns: "p".into(), pid: 1, ticks: 1, uid: 0 }
+    }
+
+    fn liveness(&self, _who: &Identity) -> Liveness {
+        Liveness::Unknown
+    }
+
+    fn end_leftovers(&self, _groups: &[Group]) -> usize {
+        0
+    }
+}
+
+#[derive(Default)]
+struct TestOutside {
+    files: BTreeMap<PathBuf, Vec<u8>>,
+    dirs: Vec<PathBuf>,
+}
+
+impl Outside for TestOutside {
+    fn make_dir(&mut self, name: &str) -> io::Result<PathBuf> {
+        let dir = Path::new("/tmp/w").join(name);
+        self.dirs.push(dir.clone());
+        Ok(dir)
+    }
+
+    fn make_file(
+        &mut self,
+        path: &Path,
+        _mode: u32,
+        fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.publish(path, fill)
+    }
+
+    fn remove_dir(&mut self, dir: &Path) {
+        self.dirs.retain(|known| known != dir);
+    }
+
+    fn publish(&mut self, path: &Path, fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        fill(&mut |piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        self.files.insert(path.to_owned(), bytes);
+        Ok(())
+    }
+}
+
+/// One worker and its world.
+struct Bench<'a> {
+    fs: &'a TestFs,
+    clock: TestClock,
+    chance: &'a TestChance,
+    process: TestProcess,
+    outside: TestOutside,
+    store: Store<'a>,
+    can_progress: Option<bool>,
+    worker: Option<Worker>,
+    mail_count: u64,
+}
+
+fn wid() -> WorkerId {
+    WorkerId::new("n1", Nonce(7))
+}
+
+fn fresh() -> (TestFs, TestChance) {
+    let memory = MemoryFs::default();
+    for dir in layout::DIRECTORIES {
+        assert_eq!(memory.mkdir(dir.as_ref()), Ok(()));
+    }
+    for byte in 0..=255 {
+        assert_eq!(memory.mkdir(&Path::new(layout::OBJECTS).join(format!("{byte:02x}"))), Ok(()));
+    }
+    (Counting::new(Faulty::new(memory)), TestChance::default())
+}
+
+fn options() -> Options {
+    Options {
+        wid: wid(),
+        queue: Nonce(1),
+        limits: Limits::default(),
+        cpus: 2,
+        mem: 0,
+        trust: Trust { uid: 0, gid: None, uids: vec![1001] },
+        keeper: None,
+        mark_sync: false,
+        env: vec![(b"PATH".to_vec(), b"/bin".to_vec())],
+        dir: "/q".into(),
+        bin: "/bin/fq".into(),
+        once: false,
+        until_empty: false,
+        idle_timeout: None,
+        lifetime: None,
+    }
+}
+
+fn manifest(array: &str) -> Manifest {
+    Manifest {
+        fq: "job".into(),
+        version: CURRENT,
+        job: JobId(7),
+        sub: Nonce(3),
+        name: "sweep".into(),
+        command: Command::Argv(vec!["run".into(), "--in={}".into()]),
+        cwd: "/home/u".into(),
+        env: vec![("A".into(), "1".into())],
+        array: array.parse::<Ranges>().ok().filter(|set| !set.is_empty()),
+        entries: None,
+        stdin: None,
+        stdout: None,
+        stderr: None,
+        needs: Needs::default(),
+        user: "u".into(),
+        host: "login".into(),
+        at_ms: 0,
+    }
+}
+
+fn attempt(index: u64) -> AttemptId {
+    AttemptId { task: TaskId { job: JobId(7), index: Some(index) }, number: 1 }
+}
+
+impl<'a> Bench<'a> {
+    fn new(fs: &'a TestFs, chance: &'a TestChance, options: Options) -> Self {
+        let store = Store::new(fs, chance, &options.limits, wid());
+        let mut bench = Self {
+            fs,
+            clock: TestClock::default(),
+            chance,
+            process: TestProcess::default(),
+            outside: TestOutside::default(),
+            store,
+            can_progress: Some(true),
+            worker: None,
+            mail_count: 0,
+        };
+        bench.clock.0.store(1_000_000, Ordering::SeqCst);
+        let worker = bench.with(|world| Worker::start(world, options)).unwrap_or_else(|e| panic!("{e}"));
+        bench.worker = Some(worker);
+        bench
+    }
+
+    fn with<T>(&mut self, act: impl FnOnce(&mut World<'_, 'a>) -> T) -> T {
+        let answer = self.can_progress;
+        act(&mut World {
+            fs: self.fs,
+            clock: &self.clock,
+            chance: self.chance,
+            process: &mut self.process,
+            host: &TestHost,
+            store: &mut self.store,
+            outside: &mut self.outside,
+            is_member: &|_, _| false,
+            can_progress: &mut || answer,
+        })
+    }
+
+    fn worker(&mut self) -> &mut Worker {
+        self.worker.as_mut().unwrap_or_else(|| panic!("there is a worker"))
+    }
+
+    fn step(&mut self) -> Step {
+        let Some(mut worker) = self.worker.take() else { panic!("there is a worker") };
+        let step = self.with(|world| worker.step(world));
+        self.worker = Some(worker);
+        step
+    }
+
+    /// Steps whenever the worker wants to, for `ms`, and at the end of it.
+    fn run(&mut self, ms: u64) -> Option<Exit> {
+        let until = self.clock.0.load(Ordering::SeqCst) + ms;
+        loop {
+            let step = self.step();
+            let now = self.clock.0.load(Ordering::SeqCst);
+            if step.over.is_some() || now >= until {
+                return step.over;
+            }
+            let next = u64::try_from(step.next.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
+            self.clock.0.store(next.clamp(now, until), Ordering::SeqCst);
+        }
+    }
+
+    fn rule(&self, rule: Rule) {
+        self.fs.inner().add(rule);
+    }
+
+    /// Fills the disk: nothing can be created or written.
+    fn fill_disk(&self) {
+        self.rule(Rule::new(Call::Write, libc::ENOSPC));
+        self.rule(Rule::new(Call::Create, libc::ENOSPC));
+    }
+
+    fn submit(&mut self, manifest: &Manifest) -> (Digest, Vec<u8>) {
+        let bytes = to_document(manifest);
+        self.fs.inner().inner().put(&layout::job(manifest.job), &bytes);
+        (Digest::of(&bytes), bytes)
+    }
+
+    fn mail(&mut self, msg: Message) -> Mail {
+        self.mail_count += 1;
+        let m = self.mail_count;
+        Mail {
+            fq: "mail".into(),
+            version: CURRENT,
+            w: wid(),
+            m,
+            by: DecisionId { generation: m, nonce: Nonce(m) },
+            msg,
+        }
+    }
+
+    fn post(&mut self, msg: Message) {
+        let mail = self.mail(msg);
+        self.deliver(&mail);
+    }
+
+    fn deliver(&mut self, mail: &Mail) {
+        self.fs.inner().inner().put(&layout::message(&mail.w, mail.m, mail.by), &to_document(mail));
+        self.worker().hint();
+    }
+
+    /// Submits an array job and gives the worker these of its tasks.
+    fn give(&mut self, manifest: &Manifest, tasks: &str) {
+        let (sha, _) = self.submit(manifest);
+        self.post(Message::Run(vec![item(sha, tasks)]));
+    }
+
+    /// All lines that another host would find after a power loss of this one.
+    fn durable(&self) -> Vec<Line> {
+        let memory = MemoryFs::clone(self.fs.inner().inner());
+        memory.lose_power();
+        self.lines()
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let memory = self.fs.inner().inner();
+        let news = journal::Tail::new(wid()).finish(memory).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(news.damaged, None);
+        news.lines.into_iter().map(|(_, line)| line).collect()
+    }
+
+    fn ends(&self) -> Vec<EndLine> {
+        self.lines().into_iter().filter_map(|line| if let Line::End(end) = line { Some(*end) } else { None }).collect()
+    }
+
+    fn released(&self) -> Vec<(Vec<AttemptId>, Requeue)> {
+        let all = self.lines().into_iter();
+        all.filter_map(|line| if let Line::Released { a, why } = line { Some((a, why)) } else { None }).collect()
+    }
+}
+
+fn item(sha: Digest, tasks: &str) -> RunItem {
+    RunItem { job: JobId(7), sha, uid: 0, tasks: tasks.parse().ok(), attempt: 1 }
+}
+
+#[test]
+fn no_task_starts_before_its_claim_is_durable() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.rule(Rule::new(Call::Sync, libc::EIO).on("store/log"));
+    bench.give(&manifest("0-9"), "0-9");
+    bench.run(5_000);
+    assert_eq!(bench.process.count, 0);
+    bench.fs.inner().heal();
+    bench.run(40_000);
+    assert_eq!(bench.process.count, 2, "as many as there are CPUs");
+    assert!(bench.durable().iter().any(|line| matches!(line, Line::Claim { m: 1, .. })));
+}
+
+#[test]
+fn tasks_get_their_arguments_and_variables() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let entries = Ref::Inline { bytes: Bytes::from("a\nb c\n") };
+    bench.give(&Manifest { entries: Some(entries), ..manifest("3,5") }, "5");
+    bench.run(100);
+    let launch = &bench.process.launches[0];
+    assert_eq!(launch.argv, [b"run".to_vec(), b"--in=b c".to_vec()]);
+    let value = |name: &str| {
+        let found = launch.env.iter().find(|(n, _)| n == name.as_bytes());
+        found.map(|(_, v)| String::from_utf8_lossy(v).into_owned()).unwrap_or_default()
+    };
+    for (name, expected) in [
+        ("PATH", "/bin"),
+        ("A", "1"),
+        ("FQ_DIR", "/q"),
+        ("FQ_JOB_ID", "7_5"),
+        ("FQ_ARRAY_JOB_ID", "7"),
+        ("FQ_ARRAY_TASK_ID", "5"),
+        ("FQ_ARRAY_TASK_COUNT", "2"),
+        ("FQ_ARRAY_TASK_MIN", "3"),
+        ("FQ_ARRAY_TASK_STEP", "2"),
+        ("FQ_ENTRY", "b c"),
+        ("FQ_ATTEMPT", "1"),
+        ("FQ_TMP", "/tmp/w/7_5.1"),
+        ("FQ_ATTEMPT_TOKEN", launch.token.as_str()),
+    ] {
+        assert_eq!(value(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn an_ended_task_is_reported_with_its_output_and_leaves_nothing_behind() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&Manifest { stdout: Some("out/%x-%a.txt".into()), ..manifest("0-9") }, "3");
+    bench.run(100);
+    bench.process.print(1, b"hello");
+    bench.run(2_000);
+    let live = layout::output(&wid(), attempt(3), Stream::Stdout);
+    assert_eq!(fs.inner().inner().get(&live).as_deref(), Some(&b"hello"[..]), "old output can be read by all");
+    bench.process.end(1, Status::Exit(0));
+    bench.run(200);
+    let ends = bench.ends();
+    assert_eq!(ends.len(), 1);
+    assert_eq!((ends[0].a, &ends[0].how), (attempt(3), &Outcome::Ran(Status::Exit(0))));
+    assert_eq!(ends[0].out, Ref::Inline { bytes: "hello".into() });
+    assert_eq!(bench.outside.files.get(Path::new("/home/u/out/sweep-3.txt")).map(Vec::as_slice), Some(&b"hello"[..]));
+    assert_eq!(fs.inner().inner().get(&live), None);
+    assert!(bench.outside.dirs.is_empty());
+}
+
+#[test]
+fn ends_of_one_step_share_one_sync() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 8, ..options() });
+    bench.give(&manifest("0-7"), "0-7");
+    bench.run(100);
+    assert_eq!(bench.process.count, 8);
+    let syncs = fs.counts().of(Call::Sync);
+    for child in 1..=8 {
+        bench.process.end(child, Status::Exit(0));
+    }
+    bench.run(200);
+    assert_eq!(bench.ends().len(), 8);
+    assert_eq!(fs.counts().of(Call::Sync), syncs + 1);
+}
+
+#[test]
+fn a_withdrawal_behind_a_gap_is_not_overtaken_by_its_bundle() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let (sha, _) = bench.submit(&manifest("0-9"));
+    let run = bench.mail(Message::Run(vec![item(sha, "0")]));
+    let withdraw = bench.mail(Message::Withdraw { attempts: vec![attempt(0)], kill: false });
+    bench.deliver(&withdraw);
+    bench.run(3_000);
+    assert!(bench.lines().iter().all(|line| !matches!(line, Line::Got { .. })), "message 2 waits for message 1");
+    bench.deliver(&run);
+    bench.run(3_000);
+    assert_eq!(bench.process.count, 0);
+    assert_eq!(bench.released(), [(vec![attempt(0)], Requeue::Withdrawn)]);
+}
+
+#[test]
+fn what_is_withdrawn_before_it_starts_never_starts() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 1, ..options() });
+    bench.give(&manifest("0-9"), "0-2");
+    bench.run(100);
+    bench.post(Message::Withdraw { attempts: vec![attempt(1)], kill: false });
+    bench.run(100);
+    bench.process.end(1, Status::Exit(0));
+    bench.run(1_000);
+    bench.process.end(2, Status::Exit(0));
+    bench.run(1_000);
+    let mut ended: Vec<AttemptId> = bench.ends().iter().map(|end| end.a).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, [attempt(0), attempt(2)]);
+}
+
+#[test]
+fn a_cancelled_task_gets_term_and_then_kill() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.process.dies_of = Some(Signal::Kill);
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.post(Message::Withdraw { attempts: vec![attempt(0)], kill: true });
+    bench.run(9_000);
+    assert_eq!(bench.process.signals, [(Child(1), Signal::Term)]);
+    bench.run(2_000);
+    assert_eq!(bench.process.signals, [(Child(1), Signal::Term), (Child(1), Signal::Kill)]);
+    assert_eq!(bench.ends()[0].how, Outcome::Cancelled(Status::Signal(9)));
+}
+
+#[test]
+fn a_task_over_its_time_limit_gets_term_and_then_kill() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.process.dies_of = Some(Signal::Kill);
+    bench.give(&Manifest { needs: Needs { time_ms: 60_000, ..Needs::default() }, ..manifest("0-9") }, "0");
+    bench.run(59_000);
+    assert_eq!(bench.process.signals, []);
+    bench.run(2_000);
+    assert_eq!(bench.process.signals, [(Child(1), Signal::Term)]);
+    bench.run(10_000);
+    assert_eq!(bench.ends()[0].how, Outcome::Timeout(Status::Signal(9)));
+}
+
+#[test]
+fn a_full_disk_pauses_the_worker_and_the_result_is_whole_afterwards() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 1, ..options() });
+    bench.give(&manifest("0-9"), "0-1");
+    bench.run(100);
+    let text: Vec<u8> = (0..200_000_u32).flat_map(u32::to_le_bytes).collect();
+    bench.process.print(1, &text[..10_000]);
+    bench.run(100);
+    bench.fill_disk();
+    bench.process.print(1, &text[10_000..100_000]);
+    bench.run(100);
+    assert!(bench.worker().is_paused());
+    bench.process.print(1, &text[100_000..]);
+    bench.process.end(1, Status::Exit(0));
+    bench.run(30_000);
+    assert_eq!(bench.process.count, 1, "nothing new is started");
+    bench.fs.inner().heal();
+    bench.run(40_000);
+    assert!(!bench.worker().is_paused());
+    let ends = bench.ends();
+    assert_eq!(ends.len(), 1);
+    assert_eq!(ends[0].how, Outcome::Ran(Status::Exit(0)));
+    assert_eq!(store::read(&fs, &ends[0].out).ok(), Some(text));
+    assert_eq!(bench.process.count, 2, "work goes on");
+    let lines = bench.lines();
+    let at = |wanted: fn(&Line) -> bool| lines.iter().position(wanted);
+    assert!(at(|line| matches!(line, Line::Pause { .. })) < at(|line| matches!(line, Line::Resume)));
+}
+
+#[test]
+fn a_large_output_becomes_a_loose_object() {
+    let (fs, chance) = fresh();
+    let limits = Limits { pack_item_max: 100_000, ..Limits::default() };
+    let mut bench = Bench::new(&fs, &chance, Options { limits, ..options() });
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    let mut all = Vec::new();
+    for i in 0..40_u8 {
+        let piece = vec![i; 10_000];
+        bench.process.print(1, &piece);
+        bench.run(10);
+        all.extend(piece);
+    }
+    bench.process.end(1, Status::Exit(0));
+    bench.run(200);
+    let out = &bench.ends()[0].out;
+    assert!(matches!(out, Ref::Loose { len: 400_000, .. }), "{out:?}");
+    assert_eq!(store::read(&fs, out).ok(), Some(all));
+}
+
+#[test]
+fn output_that_the_file_system_lost_makes_no_result() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.process.print(1, &[b'x'; 10_000]);
+    bench.run(100);
+    fs.inner().inner().tamper(&layout::output(&wid(), attempt(0), Stream::Stdout), |bytes| bytes[5] = 0);
+    bench.process.end(1, Status::Exit(0));
+    bench.run(200);
+    assert_eq!(bench.ends()[0].how, Outcome::Requeue(Requeue::Storage));
+}
+
+#[test]
+fn a_worker_that_cannot_write_for_its_self_fence_time_ends_its_tasks() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.process.dies_of = Some(Signal::Kill);
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.rule(Rule::new(Call::Sync, libc::EIO));
+    assert_eq!(bench.run(100_000), None);
+    assert_eq!(bench.process.signals, []);
+    let exit = bench.run(21_000);
+    assert_eq!(exit.map(|exit| exit.code), Some(EXIT_FENCED));
+    assert_eq!(bench.process.signals, [(Child(1), Signal::Kill)]);
+}
+
+#[test]
+fn a_worker_that_was_declared_lost_writes_nothing_more() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.process.dies_of = Some(Signal::Kill);
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    let before = bench.lines();
+    bench.post(Message::Fence);
+    assert_eq!(bench.run(10_000).map(|exit| exit.code), Some(EXIT_FENCED));
+    assert_eq!(bench.lines(), before);
+}
+
+#[test]
+fn an_idle_worker_stays_within_its_budget_of_calls() {
+    let (fs, chance) = fresh();
+    let before = fs.counts().total();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.run(300_000);
+    let first = fs.counts().total() - before;
+    assert!(first <= 300, "{first} calls in the first five minutes");
+    let before = fs.counts().total();
+    bench.run(3_600_000);
+    let later = fs.counts().total() - before;
+    assert!(later <= 720, "{later} calls in an hour");
+    assert!(later >= 240, "beats go on");
+}
+
+#[test]
+fn a_manifest_of_somebody_else_is_refused() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let (sha, _) = bench.submit(&manifest("0-9"));
+    // The message says 1001, whom this worker trusts; the file belongs to 0.
+    bench.post(Message::Run(vec![RunItem { uid: 1001, ..item(sha, "0") }]));
+    bench.run(200);
+    assert_eq!(bench.process.count, 0);
+    assert!(matches!(bench.ends()[0].how, Outcome::Refused(_)));
+}
+
+#[test]
+fn a_manifest_that_was_changed_is_refused() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let (sha, _) = bench.submit(&manifest("0-9"));
+    bench.submit(&Manifest { command: Command::Shell("evil".into()), ..manifest("0-9") });
+    bench.post(Message::Run(vec![item(sha, "0-1")]));
+    bench.run(200);
+    assert_eq!(bench.process.count, 0);
+    assert_eq!(bench.ends().len(), 2);
+}
+
+#[test]
+fn a_manifest_that_is_not_visible_yet_is_waited_for() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let sha = Digest::of(&to_document(&manifest("0-9")));
+    bench.post(Message::Run(vec![item(sha, "0")]));
+    bench.run(60_000);
+    assert!(bench.ends().is_empty());
+    bench.submit(&manifest("0-9"));
+    bench.run(2_000);
+    assert_eq!(bench.process.count, 1);
+}
+
+#[test]
+fn a_manifest_that_never_appears_is_a_failure_to_set_up() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.post(Message::Run(vec![item(Digest::of(b"x"), "0")]));
+    bench.run(100_000);
+    assert!(matches!(bench.ends()[0].how, Outcome::Setup(_)));
+}
+
+#[test]
+fn handing_back_releases_what_waits_and_requeues_what_runs() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 1, ..options() });
+    bench.process.dies_of = Some(Signal::Term);
+    bench.give(&manifest("0-9"), "0-2");
+    bench.run(100);
+    bench.worker().drain(Hand::Back, Requeue::Drained, "told to end");
+    let exit = bench.run(5_000);
+    assert_eq!(exit, Some(Exit { code: 0, why: "told to end".into() }));
+    assert_eq!(bench.released(), [(vec![attempt(1), attempt(2)], Requeue::Drained)]);
+    assert_eq!(bench.ends()[0].how, Outcome::Requeue(Requeue::Drained));
+    assert!(matches!(bench.durable().last(), Some(Line::Bye { .. } | Line::Mark { .. })));
+    assert!(fs.inner().inner().get(&layout::bye(&wid())).is_some());
+}
+
+#[test]
+fn finishing_lets_running_tasks_end_by_themselves() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 1, ..options() });
+    bench.give(&manifest("0-9"), "0-1");
+    bench.run(100);
+    bench.post(Message::Drain);
+    assert_eq!(bench.run(60_000), None);
+    assert_eq!(bench.process.signals, []);
+    bench.process.end(1, Status::Exit(3));
+    assert_eq!(bench.run(1_000).map(|exit| exit.code), Some(0));
+    assert_eq!(bench.ends()[0].how, Outcome::Ran(Status::Exit(3)));
+}
+
+#[test]
+fn a_worker_for_one_task_gives_the_others_back() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { once: true, ..options() });
+    bench.give(&manifest("0-9"), "0-1");
+    bench.run(100);
+    bench.process.end(1, Status::Exit(0));
+    assert_eq!(bench.run(1_000).map(|exit| exit.code), Some(0));
+    assert_eq!(bench.process.count, 1);
+    assert_eq!(bench.released(), [(vec![attempt(1)], Requeue::Drained)]);
+}
+
+#[test]
+fn an_empty_queue_ends_the_worker_only_when_nothing_can_progress() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { until_empty: true, ..options() });
+    assert_eq!(bench.run(60_000), None);
+    bench.can_progress = None;
+    assert_eq!(bench.run(60_000), None);
+    bench.can_progress = Some(false);
+    assert_eq!(bench.run(5_000).map(|exit| exit.code), Some(0));
+}
+
+#[test]
+fn a_worker_at_the_end_of_its_lifetime_hands_back() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { lifetime: Some(Duration::from_secs(100)), ..options() });
+    bench.process.dies_of = Some(Signal::Term);
+    bench.give(&manifest("0-9"), "0");
+    assert_eq!(bench.run(99_000), None);
+    assert_eq!(bench.run(5_000).map(|exit| exit.code), Some(0));
+    assert_eq!(bench.ends()[0].how, Outcome::Requeue(Requeue::Walltime));
+}
+
+#[test]
+fn two_messages_with_one_number_drain_the_worker() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let mail = bench.mail(Message::Drain);
+    bench.deliver(&mail);
+    bench.deliver(&Mail { by: DecisionId { generation: 1, nonce: Nonce(99) }, ..mail });
+    let exit = bench.run(5_000);
+    assert!(exit.is_some_and(|exit| exit.why.contains("forked")));
+}
