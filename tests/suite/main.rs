@@ -1,4 +1,5 @@
 //! The tests of the whole: one binary, one module per feature.
+mod docs;
 mod help;
 mod reading;
 mod submit;
