@@ -14,6 +14,7 @@ pub mod keeper;
 pub mod lease;
 pub mod mailbox;
 pub mod master;
+pub mod node;
 pub mod probe;
 pub mod process;
 pub mod protocol;

@@ -1,12 +1,9 @@
 //! `fq init`: makes a queue.
 
-use std::path::Path;
-
 use fq::protocol::record::Durability;
 use fq::queue::{self, InitOptions};
 
-use super::error::{Failure, Plain};
-use super::place::Place;
+use super::place::{Place, group_id};
 use super::{Outcome, exit, out};
 
 const EXAMPLES: &str = "\
@@ -49,22 +46,4 @@ pub(crate) fn run(args: &Args) -> Outcome {
     queue::init(dir, &InitOptions { durability, group, ..InitOptions::default() })?;
     out::remark(&format!("made a new queue in `{}`", dir.display()));
     Ok(exit::OK)
-}
-
-/// The number of a group. Names are looked up in `/etc/group`; one that only a directory service knows is given as a number.
-fn group_id(text: &str) -> Result<u32, Failure> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
-    }
-    let path = Path::new("/etc/group");
-    let groups = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("cannot look up the group `{text}`")).because(&Plain(&error)))?;
-    let found = groups.lines().find_map(|line| {
-        let mut parts = line.split(':');
-        (parts.next() == Some(text)).then(|| parts.nth(1)?.parse().ok()).flatten()
-    });
-    found.ok_or_else(|| {
-        Failure::usage(format!("`/etc/group` has no group `{text}`"))
-            .hint(format!("`getent group {text}` prints its number, which `--group` takes too"))
-    })
 }

@@ -19,6 +19,7 @@ mod json;
 mod list;
 mod logs;
 mod look;
+mod master;
 mod out;
 mod place;
 mod show;
@@ -26,6 +27,7 @@ mod status;
 mod submit;
 mod units;
 mod wait;
+mod worker;
 mod workers;
 
 use std::process::ExitCode;
@@ -74,6 +76,8 @@ struct Cli {
 enum Command {
     Init(init::Args),
     Submit(Box<submit::Args>),
+    Worker(worker::Args),
+    Master(master::Args),
     Status(status::Args),
     Show(show::Args),
     List(list::Args),
@@ -99,6 +103,8 @@ impl Command {
         match self {
             Self::Init(args) => init::run(&args),
             Self::Submit(args) => submit::run(&args),
+            Self::Worker(args) => worker::run(&args),
+            Self::Master(args) => master::run(&args),
             Self::Status(args) => status::run(&args),
             Self::Show(args) => show::run(&args),
             Self::List(args) => list::run(&args),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fq::clock::{Clock as _, HostClock};
 use fq::queue::{InitOptions, Queue, QueueError};
 
-use super::error::{Failure, code_of};
+use super::error::{Failure, Plain, code_of};
 use super::{exit, out};
 
 /// `--dir` or `FQ_DIR`.
@@ -123,4 +123,34 @@ pub(crate) fn host() -> String {
 /// The bytes of a path.
 pub(crate) fn path_bytes(path: &Path) -> Vec<u8> {
     path.as_os_str().as_bytes().to_vec()
+}
+
+/// The number of a group, given as one or by a name in `/etc/group`; one that only a directory service knows is given as a
+/// number.
+pub(crate) fn group_id(text: &str) -> Result<u32, Failure> {
+    look_up(text, "/etc/group", "group")
+}
+
+/// The number of a user, given as one or by a name in `/etc/passwd`; one that only a directory service knows is given as a
+/// number.
+pub(crate) fn user_id(text: &str) -> Result<u32, Failure> {
+    look_up(text, "/etc/passwd", "user")
+}
+
+/// The third field of the line in `file` whose first is `text`.
+fn look_up(text: &str, file: &str, what: &str) -> Result<u32, Failure> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let lines = std::fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("cannot look up the {what} `{text}`")).because(&Plain(&error)))?;
+    let found = lines.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        (parts.next() == Some(text)).then(|| parts.nth(1)?.parse().ok()).flatten()
+    });
+    found.ok_or_else(|| {
+        let base = file.rsplit('/').next().unwrap_or(file);
+        Failure::usage(format!("`{file}` has no {what} `{text}`"))
+            .hint(format!("`getent {base} {text}` prints its number, which is taken too"))
+    })
 }

@@ -40,6 +40,18 @@ impl HostOutside {
     pub fn new(scratch: PathBuf) -> Self {
         Self { scratch, count: 0 }
     }
+
+    /// Makes a scratch directory for the worker `name` in `parent`, mode 0700, which must not be there yet.
+    pub fn make_scratch(parent: &Path, name: &str) -> io::Result<PathBuf> {
+        let dir = parent.join(format!("fq-{name}"));
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        Ok(dir)
+    }
+
+    /// Removes a scratch directory with all that is left in it, as far as that is possible.
+    pub fn remove_scratch(dir: &Path) {
+        let _ = fs::remove_dir_all(dir);
+    }
 }
 
 impl Outside for HostOutside {

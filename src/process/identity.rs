@@ -39,6 +39,14 @@ impl ThisHost {
     }
 }
 
+impl ThisHost {
+    /// The process that started this one; `None` if it is in another pid namespace.
+    pub fn parent(&self) -> Option<Identity> {
+        let pid = rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs();
+        Some(Identity { pid, ticks: Stat::of(pid)?.ticks, ..self.me.clone() })
+    }
+}
+
 impl Host for ThisHost {
     fn me(&self) -> Identity {
         self.me.clone()

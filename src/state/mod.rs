@@ -355,30 +355,22 @@ impl State {
         Some((id, positions))
     }
 
-    /// Whether any task can still make progress without a person: one that is ready, out, or waits for such a one.
-    pub fn can_progress(&self) -> bool {
-        self.jobs.values().any(|job| {
-            [TaskState::Waiting, TaskState::Ready, TaskState::Issued, TaskState::Running]
-                .iter()
-                .any(|&s| job.counts.of(s) > 0)
-                && !self.waits_for_a_person(job, 0)
-        })
+    /// Whether any task can still make progress without a person: one that is out, one that is ready and for which `can_run`
+    /// says that some worker could run it, or one that only waits for such.
+    pub fn can_progress(&self, can_run: &dyn Fn(&Job) -> bool) -> bool {
+        self.jobs.values().any(|job| self.job_can_progress(job, can_run, 0))
     }
 
-    /// Whether nothing of `job` can run before a person acts: it only waits for jobs that are held or unknown.
-    fn waits_for_a_person(&self, job: &Job, depth: u32) -> bool {
-        let only_waiting =
-            [TaskState::Ready, TaskState::Issued, TaskState::Running].iter().all(|&s| job.counts.of(s) == 0);
-        only_waiting
-            && depth < 1000
-            && job.unmet.iter().filter_map(|&i| job.spec.needs.after.get(i as usize)).any(|dependency| {
-                match self.job(dependency.target.job) {
-                    None => true,
-                    Some(parent) => {
-                        let open = parent.counts.total() - parent.counts.ended() - parent.counts.of(TaskState::Held);
-                        open == 0 || self.waits_for_a_person(parent, depth + 1)
-                    }
-                }
+    fn job_can_progress(&self, job: &Job, can_run: &dyn Fn(&Job) -> bool, depth: u32) -> bool {
+        let has = |state| job.counts.of(state) > 0;
+        if has(TaskState::Issued) || has(TaskState::Running) || (has(TaskState::Ready) && can_run(job)) {
+            return true;
+        }
+        // A job that waits ends waiting only after everything that it depends on; dependencies name older jobs only, so this ends.
+        has(TaskState::Waiting)
+            && depth < 10_000
+            && job.unmet.iter().filter_map(|&i| job.spec.needs.after.get(i as usize)).all(|dependency| {
+                self.job(dependency.target.job).is_some_and(|parent| self.job_can_progress(parent, can_run, depth + 1))
             })
     }
 }

@@ -338,6 +338,11 @@ impl Worker {
         }
     }
 
+    /// Ends all tasks and the worker, since its keeper is gone: nobody would end them if it died too.
+    pub fn lose_keeper(&mut self, world: &mut World<'_, '_>) {
+        self.fence(world, "its keeper is gone".to_owned());
+    }
+
     /// Ends all tasks at once and writes nothing more.
     fn fence(&mut self, world: &mut World<'_, '_>, why: String) {
         self.queue.clear();

@@ -1,0 +1,132 @@
+//! `fq worker`: runs tasks. Two processes: a keeper, and the worker proper that it starts and watches over.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fq::keeper::{self, KeeperOptions, Link};
+use fq::node::{self, WorkerSetup};
+use fq::process::ThisHost;
+use fq::protocol::record::Limits;
+
+use super::error::{Failure, Plain};
+use super::place::{Place, group_id, user_id};
+use super::{Outcome, exit, out, units};
+
+const EXAMPLES: &str = "\
+Examples:
+  fq worker --dir /scratch/me/q                     as many tasks at once as there are CPUs here
+  fq worker -c 4 --until-empty                      ends when nothing is left to do
+  srun fq worker --dir /scratch/me/q -c 32 --lifetime 3:50:00
+
+TERM hands running tasks back to the queue and ends; USR1 finishes what runs, then ends.
+Any number of workers may run, on any hosts that see the directory, started in any order.";
+
+/// Runs tasks of a queue until it is told to end
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// CPUs for tasks; `auto` for all that this process may use
+    #[arg(short, long, value_name = "N|auto", default_value = "auto", value_parser = cpus)]
+    cpus: Cpus,
+    /// Memory for tasks, such as 16G; without it memory is not counted
+    #[arg(long, value_name = "M", value_parser = units::size)]
+    mem: Option<u64>,
+    /// End when no task of the queue can make progress any more
+    #[arg(long)]
+    until_empty: bool,
+    /// End after so long without work
+    #[arg(long, value_name = "T", value_parser = units::span)]
+    idle_timeout: Option<Duration>,
+    /// Hand everything back and end after this time, before a batch system ends it
+    #[arg(long, value_name = "T", value_parser = units::span)]
+    lifetime: Option<Duration>,
+    /// End after one task
+    #[arg(long)]
+    once: bool,
+    /// Never lead the queue
+    #[arg(long)]
+    no_master: bool,
+    /// Also run tasks of this user or, with `@`, of the members of this group
+    #[arg(long, value_name = "USER|@GROUP")]
+    trust: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Cpus {
+    Auto,
+    Number(u32),
+}
+
+fn cpus(text: &str) -> Result<Cpus, String> {
+    match text {
+        "auto" => Ok(Cpus::Auto),
+        number => match number.parse() {
+            Ok(n) if n > 0 => Ok(Cpus::Number(n)),
+            _ => Err("expected a number from 1, or `auto`".into()),
+        },
+    }
+}
+
+/// Runs `fq worker`.
+pub(crate) fn run(args: &Args) -> Outcome {
+    // The descriptor of the keeper is in the environment; it is taken out before anything else runs.
+    match Link::from_env() {
+        Some(link) => work(args, &link),
+        None => keep(args),
+    }
+}
+
+/// Starts the worker proper and watches over it.
+fn keep(args: &Args) -> Outcome {
+    let queue = args.place.open()?;
+    let limits = queue.limits()?;
+    let broken =
+        |error: &std::io::Error| Failure::new(exit::FQ_FAILED, "cannot start the worker").because(&Plain(error));
+    let program = std::env::current_exe().map_err(|e| broken(&e))?;
+    let argv = std::iter::once(program.into_os_string()).chain(std::env::args_os().skip(1));
+    let worker_argv: Vec<OsString> = argv.collect();
+    let options = KeeperOptions { worker_argv, self_fence: Limits::span(limits.self_fence_ms) };
+    drop(queue);
+    let code = keeper::run(&options).map_err(|e| broken(&e))?;
+    Ok(u8::try_from(code).unwrap_or(exit::FQ_FAILED))
+}
+
+fn work(args: &Args, link: &Link) -> Outcome {
+    let queue = Arc::new(args.place.open()?);
+    let (mut trusted, mut trusted_group) = (Vec::new(), None);
+    for who in &args.trust {
+        match who.strip_prefix('@') {
+            Some(group) => trusted_group = Some(group_id(group)?),
+            None => trusted.push(user_id(who)?),
+        }
+    }
+    let bin = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("fq"));
+    let setup = WorkerSetup {
+        cpus: match args.cpus {
+            Cpus::Number(n) => n,
+            Cpus::Auto => {
+                std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+            }
+        },
+        mem: args.mem.unwrap_or(0),
+        trusted,
+        trusted_group,
+        no_master: args.no_master,
+        once: args.once,
+        until_empty: args.until_empty,
+        idle_timeout: args.idle_timeout,
+        lifetime: args.lifetime,
+        env: node::own_environment(),
+        scratch: std::env::temp_dir(),
+        bin,
+    };
+    let keeper = ThisHost::new().ok().and_then(|host| host.parent());
+    let over = node::run_worker(&queue, &setup, Some(link), keeper, out::remark)
+        .map_err(|e| Failure::new(exit::FQ_FAILED, e.to_string()))?;
+    out::remark(&format!("the worker has ended: {}", over.why));
+    Ok(u8::try_from(over.code).unwrap_or(exit::FQ_FAILED))
+}
