@@ -18,6 +18,9 @@ use crate::state::{Counts, Job, State, Worker, WorkerStatus};
 /// At most so many rows are in a table.
 pub const ROWS_MAX: usize = 10_000;
 
+/// At most so many rejected manifests are named in `STATUS`, the newest first.
+const REJECTED_MAX: usize = 20;
+
 /// Everybody may look.
 const MODE: u32 = 0o644;
 
@@ -79,8 +82,11 @@ fn status(state: &State, now_ms: u64) -> Vec<u8> {
     }
     let gone = state.workers.values().filter(|w| w.is_gone()).count();
     line("workers", &format!("{} alive, {gone} gone", state.workers.len() - gone));
-    for (id, why) in &state.rejected {
+    for (id, why) in state.rejected.iter().rev().take(REJECTED_MAX) {
         line("rejected", &field(&format!("{id} {why}")));
+    }
+    if state.rejected.len() > REJECTED_MAX {
+        line("rejected", &format!("and {} more", state.rejected.len() - REJECTED_MAX));
     }
     text.into_bytes()
 }
@@ -311,5 +317,13 @@ mod tests {
         let shown = text(&state, "held.tsv");
         assert_eq!(shown.lines().count(), 1 + ROWS_MAX + 1);
         assert_eq!(shown.lines().last(), Some("# and 15010 more; `fq list` shows all"));
+    }
+
+    #[test]
+    fn many_rejected_manifests_are_counted_and_not_all_named() {
+        let ops: Vec<Op> = (1..=50).map(|job| Op::Reject { job: JobId(job), why: "x".into() }).collect();
+        let shown = text(&state(&ops), "STATUS");
+        assert_eq!(shown.lines().filter(|l| l.starts_with("rejected")).count(), REJECTED_MAX + 1);
+        assert!(shown.contains("rejected   50 x\n") && shown.ends_with("rejected   and 30 more\n"), "{shown}");
     }
 }
