@@ -206,12 +206,17 @@ impl Turn {
     }
 
     fn end(mut self, queue: &Queue, host: &ThisHost) {
+        let has_led = self.master.leads();
         for _ in 0..10 {
             if self.master.abdicate(env(queue, host)) {
                 break;
             }
         }
         if let Some(janitor) = self.janitor.take() {
+            if has_led {
+                // Perhaps nobody leads for a long time: people see how it ended.
+                hand_over(&janitor, Chore::Render, self.master.state());
+            }
             janitor.finish(Duration::from_secs(2));
         }
     }

@@ -24,6 +24,8 @@ use fq::queue::{self, InitOptions, Queue};
 use fq::store;
 use fq::view;
 
+use crate::support::Room;
+
 const AT_MS: u64 = 1_767_225_600_000;
 
 /// A queue in which job 7 has failed, job 8 is done, job 9 runs, and the others wait.
@@ -263,5 +265,17 @@ fn the_commands_of_the_reading_page_answer_its_questions() {
         for word in *words {
             assert!(said.contains(word), "{heading}: expected {word:?} in\n{said}");
         }
+    }
+}
+
+/// The last process that leads may be the last for weeks: what it leaves in `view/` is what people find.
+#[test]
+fn the_view_shows_the_end_when_the_last_worker_has_ended() {
+    let room = Room::with_queue();
+    room.submit(["--", "true"]);
+    room.fq(["worker", "--until-empty"]).succeeds();
+    let shown = std::fs::read_to_string(room.queue().join("view/STATUS")).expect("a view");
+    for line in ["master     -", "done       1"] {
+        assert!(shown.lines().any(|l| l == line), "{line} in:\n{shown}");
     }
 }
