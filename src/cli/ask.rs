@@ -3,7 +3,7 @@
 use fq::client::request;
 use fq::client::submit::private_mode;
 use fq::clock::{HostChance, HostClock};
-use fq::protocol::id::{Ranges, Target};
+use fq::protocol::id::{Nonce, Ranges, Target};
 use fq::protocol::record::Action;
 use fq::queue::Queue;
 
@@ -73,7 +73,7 @@ pub(crate) fn retry(args: &Args) -> Outcome {
 
 /// The tasks of `targets` that ended otherwise than well, grouped by job and last attempt number. A retry names the number, so
 /// that asking twice runs a task once more, not twice.
-fn last_attempts(look: &Look, targets: &[Target]) -> Vec<(Target, u32)> {
+pub(crate) fn last_attempts(look: &Look, targets: &[Target]) -> Vec<(Target, u32)> {
     use fq::protocol::lifecycle::TaskState;
     let mut found: std::collections::BTreeMap<(u64, u32), Option<Ranges>> = std::collections::BTreeMap::new();
     for target in targets {
@@ -110,10 +110,10 @@ impl Args {
     }
 }
 
-/// Makes a request durable.
-pub(crate) fn send(queue: &Queue, verb: &str, action: &Action) -> Result<(), Failure> {
+/// Makes a request durable and returns its id.
+pub(crate) fn send(queue: &Queue, verb: &str, action: &Action) -> Result<Nonce, Failure> {
     let mode = private_mode(queue.file.gid);
-    request::send(&*queue.fs, &HostClock, &HostChance, mode, &place::user(), action).map(|_| ()).map_err(|error| {
+    request::send(&*queue.fs, &HostClock, &HostChance, mode, &place::user(), action).map_err(|error| {
         Failure::files(format!("cannot {verb}"), &error).note("nothing was changed; it is safe to ask again")
     })
 }

@@ -48,6 +48,12 @@ impl Failure {
         self
     }
 
+    /// Ends the command with another exit code.
+    pub(crate) fn with_code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
+    }
+
     /// Adds a line on what stands now.
     pub(crate) fn note(mut self, text: impl Into<String>) -> Self {
         self.notes.push(text.into());

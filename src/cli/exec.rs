@@ -120,7 +120,9 @@ fn relay(queue: &Queue, follower: &mut Follower, interrupts: &Interrupts, job: J
                 Ok(Pumped::Lost(attempt)) => {
                     out::remark(&format!("the output of attempt {attempt} of `{job}` cannot be read"));
                 }
-                Err(error) => return Relayed { is_over: follower.progress(targets).is_over(), code: Err(error.into()) },
+                Err(error) => {
+                    return Relayed { is_over: follower.progress(targets).is_over(), code: Err(error.into()) };
+                }
             }
         }
         let is_over = follower.progress(targets).is_over();
@@ -135,7 +137,8 @@ fn relay(queue: &Queue, follower: &mut Follower, interrupts: &Interrupts, job: J
         if let Some(caught) = interrupts.take() {
             return Relayed { is_over, code: Ok(exit::signal(caught.number())) };
         }
-        for dir in streams.iter().filter_map(|relay| relay.live_dir(follower.state())).take(1) {
+        let live = streams[0].live_dir(follower.state());
+        if let Some(dir) = live {
             follower.also_watch(&dir);
         }
         if let Err(error) = follower.next(Duration::from_millis(200)) {
@@ -149,15 +152,16 @@ fn explain(queue: &Queue, follower: &Follower, job: JobId) {
     let state = follower.state();
     let Some(found) = state.job(job) else { return };
     let Some(record) = view::attempt_records(found, 0).pop() else { return };
-    if let Some(fq::protocol::record::Outcome::Setup(failure)) = view::end_line(&*queue.fs, state, &record).map(|e| e.how) {
+    if let Some(fq::protocol::record::Outcome::Setup(failure)) =
+        view::end_line(&*queue.fs, state, &record).map(|e| e.how)
+    {
         out::remark(&failure.to_string());
     }
 }
 
 /// A failure of fq around the command.
 fn around(error: impl Into<Failure>) -> Failure {
-    let failure: Failure = error.into();
-    Failure { code: exit::FQ_FAILED, ..failure }
+    error.into().with_code(exit::FQ_FAILED)
 }
 
 fn start_guard(queue: &Queue, sub: Nonce) -> Result<Helper, Failure> {
@@ -185,7 +189,11 @@ pub(crate) fn guard(args: &GuardArgs) -> Outcome {
     let is_over = std::io::stdin().lock().lines().map_while(Result::ok).any(|line| line == "over");
     if !is_over && let Some(job) = find(&args.dir, args.sub)? {
         let targets = vec![Target { job, indices: None }];
-        ask::send(&Queue::open(&args.dir)?, "cancel", &Action::Cancel { targets, reason: "`fq exec` has ended".into() })?;
+        ask::send(
+            &Queue::open(&args.dir)?,
+            "cancel",
+            &Action::Cancel { targets, reason: "`fq exec` has ended".into() },
+        )?;
     }
     Ok(exit::OK)
 }
@@ -197,6 +205,7 @@ fn find(dir: &Path, sub: Nonce) -> Result<Option<JobId>, Failure> {
     if let Some(&job) = reader.state().subs.get(&sub) {
         return Ok(Some(job));
     }
-    let pending = view::pending(&*queue.fs, reader.state()).map_err(|e| Failure::files("cannot look for the job", &e))?;
+    let pending =
+        view::pending(&*queue.fs, reader.state()).map_err(|e| Failure::files("cannot look for the job", &e))?;
     Ok(pending.iter().find(|p| p.manifest.as_ref().is_ok_and(|m| m.sub == sub)).map(|p| p.job))
 }

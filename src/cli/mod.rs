@@ -6,15 +6,17 @@
 //! - Nothing here knows a path inside a queue.
 
 #![expect(clippy::print_stderr, reason = "the one place that talks to people")]
-#![expect(dead_code, reason = "some of it is for `exec` and `run`, which follow")]
 
 mod ask;
 mod doctor;
 mod error;
+mod exec;
 mod exit;
 mod export;
+mod fsck;
 mod help;
 mod init;
+mod interrupt;
 mod json;
 mod list;
 mod logs;
@@ -22,6 +24,7 @@ mod look;
 mod master;
 mod out;
 mod place;
+mod run;
 mod show;
 mod status;
 mod submit;
@@ -78,6 +81,8 @@ enum Command {
     Submit(Box<submit::Args>),
     Worker(worker::Args),
     Master(master::Args),
+    Run(run::Args),
+    Exec(exec::Args),
     Status(status::Args),
     Show(show::Args),
     List(list::Args),
@@ -93,7 +98,9 @@ enum Command {
     Hold(ask::Args),
     /// Lets held jobs or tasks start
     Release(ask::Args),
+    Fsck(fsck::Args),
     Doctor(doctor::Args),
+    Guard(exec::GuardArgs),
     Completions(help::CompletionArgs),
     Man(help::ManArgs),
 }
@@ -105,6 +112,8 @@ impl Command {
             Self::Submit(args) => submit::run(&args),
             Self::Worker(args) => worker::run(&args),
             Self::Master(args) => master::run(&args),
+            Self::Run(args) => run::run(&args),
+            Self::Exec(args) => exec::run(&args),
             Self::Status(args) => status::run(&args),
             Self::Show(args) => show::run(&args),
             Self::List(args) => list::run(&args),
@@ -116,7 +125,9 @@ impl Command {
             Self::Retry(args) => ask::retry(&args),
             Self::Hold(args) => ask::hold(&args),
             Self::Release(args) => ask::release(&args),
+            Self::Fsck(args) => fsck::run(&args),
             Self::Doctor(args) => doctor::run(&args),
+            Self::Guard(args) => exec::guard(&args),
             Self::Completions(args) => help::completions(&args),
             Self::Man(args) => help::man(&args),
         }

@@ -3,12 +3,15 @@
 //! A request is done once it is durable; it is answered by a decision, by the present master or by the next one. Doing one twice
 //! is doing it once.
 
+use std::path::Path;
+
 use crate::clock::{Chance, Clock};
 use crate::fs::{self, ErrorKind, Fs, FsError};
 use crate::protocol::id::Nonce;
 use crate::protocol::layout;
 use crate::protocol::record::{Action, Request, to_document};
 use crate::protocol::version::CURRENT;
+use crate::state::State;
 
 /// How often a fresh name is tried when an error leaves it open what has become of the last one.
 const TRIES_MAX: u32 = 4;
@@ -45,4 +48,10 @@ pub fn send(
             Err(_) => {}
         }
     }
+}
+
+/// Whether request `id` was answered: a decision says so, or its file is gone, which only happens after that.
+pub fn is_answered(fs: &dyn Fs, state: &State, id: Nonce) -> bool {
+    let is_there = |names: Vec<fs::Entry>| names.iter().any(|entry| layout::parse_request(&entry.name) == Some(id));
+    state.answered.contains(&id) || fs.list(Path::new(layout::CONTROL)).is_ok_and(|names| !is_there(names))
 }

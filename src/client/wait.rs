@@ -4,7 +4,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::Duration;
 
 use crate::clock::{Clock, HostClock};
@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub struct Follower {
     fs: Arc<HostFs>,
     reader: Reader,
+    wake: SyncSender<()>,
     wakes: Receiver<()>,
     watch: Option<Watch>,
     trouble_since: Option<Duration>,
@@ -37,10 +38,16 @@ impl Follower {
     pub fn open(fs: &Arc<HostFs>) -> Result<Self, ChainError> {
         let (wake, wakes) = mpsc::sync_channel(1);
         let head = fs.full_path(Path::new(layout::HEAD));
+        let hint = wake.clone();
         let watch = Watch::new(&[head], move |_| {
-            let _ = wake.try_send(());
+            let _ = hint.try_send(());
         });
-        Ok(Self { fs: Arc::clone(fs), reader: Reader::open(&**fs)?, wakes, watch, trouble_since: None })
+        Ok(Self { fs: Arc::clone(fs), reader: Reader::open(&**fs)?, wake, wakes, watch, trouble_since: None })
+    }
+
+    /// Something with which another thread ends the present wait early.
+    pub fn waker(&self) -> Waker {
+        Waker(self.wake.clone())
     }
 
     /// Wakes up on changes in this directory of the queue, too.
@@ -107,6 +114,17 @@ impl Follower {
             }
         }
         highest
+    }
+}
+
+/// Ends the wait of a [`Follower`] early.
+#[derive(Debug, Clone)]
+pub struct Waker(SyncSender<()>);
+
+impl Waker {
+    /// Makes the follower look now.
+    pub fn wake(&self) {
+        let _ = self.0.try_send(());
     }
 }
 

@@ -11,6 +11,7 @@
 //! [`HostProcess`] is the real one, [`crate::sim`] the simulated one.
 
 mod cgroup;
+mod helper;
 mod host;
 mod identity;
 mod sys;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use cgroup::WorkerCgroup;
+pub use helper::Helper;
 pub use host::{HostProcess, Waker};
 pub use identity::ThisHost;
 pub use sys::{Caught, Signals, groups_of};

@@ -5,6 +5,10 @@ use crate::support::Room;
 const COMMANDS: &[&str] = &[
     "init",
     "submit",
+    "run",
+    "exec",
+    "fsck",
+    "doctor",
     "status",
     "show",
     "list",

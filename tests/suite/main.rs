@@ -1,5 +1,6 @@
 //! The tests of the whole: one binary, one module per feature.
 mod docs;
+mod exec;
 mod help;
 mod reading;
 mod submit;

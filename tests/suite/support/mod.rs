@@ -188,3 +188,10 @@ impl Said {
 pub(crate) fn remark(text: &str) {
     eprintln!("{text}");
 }
+
+/// Looks again and again until `what` is so, without any idea of how long that may take.
+pub(crate) fn until(what: impl Fn() -> bool) {
+    while !what() {
+        std::thread::yield_now();
+    }
+}
