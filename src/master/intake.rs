@@ -233,10 +233,20 @@ impl Lead {
                 }
                 Err(BadRecord::Torn) => continue,
             };
+            if self.names_the_unknown(&action) {
+                // Its manifest may be there and not have been looked at yet: `fq submit` and `fq cancel` one after the other.
+                let since = *self.unanswered.entry(*id).or_insert(now);
+                if now.saturating_sub(since) < Limits::span(self.work.limits.visible_ms) {
+                    self.jobs.wake();
+                    continue;
+                }
+            }
+            self.unanswered.remove(id);
             news = true;
             let action = self.permitted(action, stat, file);
             self.decide(Op::Answer { id: *id, action, uid: stat.uid })?;
         }
+        self.unanswered.retain(|id, _| there.contains(id));
         let gone: Vec<Nonce> = self.work.answered.iter().filter(|id| !there.contains(id)).copied().collect();
         // Forgetting is worth no decision of its own, and an id that this very draft answers is not forgotten by it.
         let settled_only: Vec<Nonce> = gone.into_iter().filter(|id| !self.is_answered_by_draft(*id)).collect();
@@ -246,6 +256,18 @@ impl Lead {
         let (longest, idle) = self.gaps();
         self.control.looked(env.clock.boot(), news, longest, idle);
         Ok(())
+    }
+
+    /// Whether `action` is about a job of which this master has seen no manifest, not even a torn one.
+    fn names_the_unknown(&self, action: &Action) -> bool {
+        let is_unknown = |target: &Target| !self.work.knows(target.job) && !self.torn.contains_key(&target.job);
+        match action {
+            Action::Cancel { targets, .. } | Action::Hold { targets } | Action::Release { targets } => {
+                targets.iter().any(is_unknown)
+            }
+            Action::Retry { targets } => targets.iter().any(|(target, _)| is_unknown(target)),
+            Action::Drain { .. } | Action::Collect { .. } => false,
+        }
     }
 
     fn is_answered_by_draft(&self, id: Nonce) -> bool {

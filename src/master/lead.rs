@@ -49,6 +49,8 @@ pub(super) struct Lead {
     pub(super) storm: StormBrake,
     /// Manifests that are not whole yet, and when to look at them again.
     pub(super) torn: BTreeMap<JobId, (Duration, u32)>,
+    /// Requests that name a job which was not seen yet, and since when they wait.
+    pub(super) unanswered: BTreeMap<Nonce, Duration>,
     /// Buckets of `jobs/` that have been listed by this leader.
     pub(super) listed: BTreeSet<String>,
     /// Files that are no documents of ours and were reported.
@@ -104,6 +106,7 @@ impl Lead {
             observe_at: now,
             storm: StormBrake::default(),
             torn: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             listed: BTreeSet::new(),
             reported: BTreeSet::new(),
             not_before: BTreeMap::new(),
@@ -494,11 +497,11 @@ impl Lead {
     /// What is done when nothing else is: the nudges of a quiet master, the view for people.
     fn linger(&mut self, env: Env, options: &Options, out: &mut Outcome) {
         let now = env.clock.boot();
-        if options.same_tick_hole && !self.nudged && now >= self.won_at + QUIET {
+        if options.nudges && !self.nudged && now >= self.won_at + QUIET {
             self.nudged = true;
             let _ = decision::nudge(env.fs, env.chance, layout::HEAD);
         }
-        if options.same_tick_hole && now >= self.scan_nudge_at {
+        if options.nudges && now >= self.scan_nudge_at {
             self.scan_nudge_at = now + env.chance.jitter(Duration::from_secs(30));
             let newest = self.listed.iter().next_back().map(|b| format!("{}/{b}", layout::JOBS));
             for dir in [layout::CONTROL, layout::WORKERS].into_iter().map(str::to_owned).chain(newest) {

@@ -55,8 +55,9 @@ impl fmt::Debug for Env<'_> {
 pub struct Options {
     /// Its own incarnation; that of the worker whose process it shares, or one of its own.
     pub me: WorkerId,
-    /// Whether listings on this mount may miss a change within one tick of the server's clock (`NFSv3`).
-    pub same_tick_hole: bool,
+    /// Whether to nudge quiet directories: other hosts may look through mounts whose listings miss a change within one tick of
+    /// the server's clock (`NFSv3`), whatever this host's mount is.
+    pub nudges: bool,
 }
 
 /// What woke a master early: where something has changed.

@@ -15,8 +15,8 @@ use crate::protocol::id::{JobId, Nonce};
 use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{
-    Command, EndLine, Hello, Limits, Line, LockVerdict, Manifest, Message, Needs, Outcome as How, Ref, Requeue, Trust,
-    to_document,
+    Action, Command, EndLine, Hello, Limits, Line, LockVerdict, Manifest, Message, Needs, Outcome as How, Ref, Request,
+    Requeue, Trust, to_document,
 };
 use crate::protocol::version::CURRENT;
 use crate::queue::{self, InitOptions};
@@ -176,7 +176,7 @@ fn master(env: &SimEnv) {
         }
     };
     let me = WorkerId::new(&env.host().me().host, Nonce(env.chance().bits()));
-    let mut master = Master::new(file, Options { me, same_tick_hole: true }, env.clock().boot());
+    let mut master = Master::new(file, Options { me, nudges: true }, env.clock().boot());
     loop {
         let step = master.step(world);
         for note in &step.notes {
@@ -322,6 +322,30 @@ fn any_order_of_start_gives_the_same_end() {
     desk.cluster.run_for(secs(20)).unwrap_or_else(|e| panic!("{e}"));
     desk.workers();
     desk.all_done(20);
+}
+
+/// In life: `fq submit` and `fq cancel` in one line, while the master looks at `control/` before it looks at `jobs/`. Here the
+/// request is there long before the manifest can be seen.
+#[test]
+fn a_cancel_that_is_seen_before_its_job_is_not_lost() {
+    let mut desk = Desk::new(4, Profile::nfs3());
+    desk.masters();
+    desk.cluster.spawn(desk.hosts[1], "client", |env| {
+        let id = Nonce(env.chance().bits());
+        let request = Request {
+            fq: "request".into(),
+            version: CURRENT,
+            id,
+            action: Action::Cancel { targets: vec!["1".parse().expect("a target")], reason: "no".into() },
+            user: "u".into(),
+            at_ms: 0,
+        };
+        put_new(env.fs(), &layout::request(id), &to_document(&request), 0o600).expect("a request");
+        env.sleep(secs(20));
+        submit(env, 1).expect("a manifest");
+    });
+    desk.cluster.run_for(secs(60)).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(desk.state().counts().of(TaskState::Cancelled), 1);
 }
 
 #[test]

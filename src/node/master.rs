@@ -180,7 +180,7 @@ struct Turn {
 
 impl Turn {
     fn new(queue: &Arc<Queue>, me: WorkerId, hints: Sender<Told>) -> Self {
-        let options = Options { me, same_tick_hole: queue.fs.mount().kind.same_tick_hole() };
+        let options = Options { me, nudges: !queue.fs.mount().kind.is_local() };
         let master = Master::new(queue.file.clone(), options, HostClock.boot());
         let janitor = Janitor::start(queue.fs.clone()).ok();
         Self { master, janitor, hints, watch: None, watched: std::collections::BTreeSet::new() }
