@@ -1,7 +1,7 @@
 //! The tests of the whole: one binary, one module per feature.
 mod docs;
-mod exec;
 mod examples;
+mod exec;
 mod help;
 mod reading;
 mod submit;
