@@ -1,7 +1,7 @@
 //! One operation after the other.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::protocol::id::{AttemptId, DecisionId, JobId, Target, WorkerId};
 use crate::protocol::lifecycle::{Charge, TaskState, charge};
@@ -12,6 +12,19 @@ use super::{Absurd, Counts, Job, Leader, Past, State, Task, Worker, WorkerStatus
 
 /// The position under which the note of a whole job stands.
 const WHOLE: u32 = u32::MAX;
+
+/// Takes `job` off the lists of those that it waits for.
+fn take_off(lists: &mut BTreeMap<JobId, BTreeSet<JobId>>, aliases: &BTreeMap<JobId, JobId>, job: &Job) {
+    for dependency in &job.spec.needs.after {
+        let on = aliases.get(&dependency.target.job).unwrap_or(&dependency.target.job);
+        if let Some(waiting) = lists.get_mut(on) {
+            waiting.remove(&job.spec.job);
+            if waiting.is_empty() {
+                lists.remove(on);
+            }
+        }
+    }
+}
 
 type Applied = Result<(), Absurd>;
 
@@ -104,8 +117,8 @@ impl State {
             counts: Counts::default(),
             unmet: BTreeSet::new(),
             ready: BTreeSet::new(),
-            notes: std::collections::BTreeMap::new(),
-            past: std::collections::BTreeMap::new(),
+            notes: BTreeMap::new(),
+            past: BTreeMap::new(),
             measured: (0, 0),
             setup_on: BTreeSet::new(),
         };
@@ -121,7 +134,9 @@ impl State {
                 }
             }
         }
-        let (state, note) = match (self.doomed.remove(&id), never) {
+        let doomed = self.doomed.remove(&id).unwrap_or_default();
+        let whole = doomed.iter().find(|(target, _)| target.indices.is_none()).map(|(_, reason)| reason.clone());
+        let (state, note) = match (whole, never) {
             (Some(reason), _) => (TaskState::Cancelled, Some(reason)),
             (None, Some(why)) => (TaskState::Aborted, Some(why)),
             (None, None) if ingest.needs.hold => (TaskState::Held, Some("submitted with --hold".to_owned())),
@@ -135,7 +150,14 @@ impl State {
             job.ready = (0..count as u32).collect();
             self.queue.insert((Reverse(ingest.needs.priority), id));
         }
+        if state.is_final() {
+            job.unmet.clear();
+        }
         self.jobs.insert(id, job);
+        self.wait_no_more(id);
+        for (target, reason) in &doomed {
+            self.cancel(target, reason);
+        }
         self.settle([id].into());
         Ok(())
     }
@@ -154,10 +176,10 @@ impl State {
                 status: WorkerStatus::Active,
                 sent: 0,
                 got: 0,
-                outbox: std::collections::BTreeMap::new(),
-                bundles: std::collections::BTreeMap::new(),
+                outbox: BTreeMap::new(),
+                bundles: BTreeMap::new(),
                 seq: 0,
-                out: std::collections::BTreeMap::new(),
+                out: BTreeMap::new(),
                 setup_row: BTreeSet::new(),
                 refuses: BTreeSet::new(),
             },
@@ -409,21 +431,9 @@ impl State {
                 let note = if reason.is_empty() { "cancelled" } else { reason };
                 for target in targets {
                     if !self.knows(target.job) {
-                        self.doomed.insert(target.job, note.to_owned());
+                        self.doomed.entry(target.job).or_default().push((target.clone(), note.to_owned()));
                     }
-                    self.each(target, |state, job, at, task| match task.state {
-                        TaskState::Waiting | TaskState::Ready | TaskState::Held => {
-                            state.note(job, at, note);
-                            state.change(job, at, TaskState::Cancelled);
-                        }
-                        TaskState::Issued | TaskState::Running => {
-                            state.note(job, at, note);
-                            if let Some(job) = state.jobs.get_mut(&job) {
-                                job.tasks[at as usize].cancelling = true;
-                            }
-                        }
-                        _ => {}
-                    });
+                    self.cancel(target, note);
                 }
             }
             Action::Hold { targets } => targets.iter().for_each(|target| {
@@ -464,6 +474,22 @@ impl State {
         }
     }
 
+    fn cancel(&mut self, target: &Target, note: &str) {
+        self.each(target, |state, job, at, task| match task.state {
+            TaskState::Waiting | TaskState::Ready | TaskState::Held => {
+                state.note(job, at, note);
+                state.change(job, at, TaskState::Cancelled);
+            }
+            TaskState::Issued | TaskState::Running => {
+                state.note(job, at, note);
+                if let Some(job) = state.jobs.get_mut(&job) {
+                    job.tasks[at as usize].cancelling = true;
+                }
+            }
+            _ => {}
+        });
+    }
+
     fn each(&mut self, target: &Target, mut act: impl FnMut(&mut Self, JobId, u32, Task)) {
         let Some((job, positions)) = self.expand(target) else { return };
         for at in positions {
@@ -484,23 +510,26 @@ impl State {
             let task = &mut entry.tasks[at as usize];
             (task.failures, task.losses, task.setups, task.cancelling) = (0, 0, 0, false);
         }
-        for (i, answer) in met.into_iter().enumerate() {
-            match answer {
-                Met::Yes => {}
-                Met::NotYet => {
-                    let on = *self.aliases.get(&spec[i].target.job).unwrap_or(&spec[i].target.job);
-                    self.dependents.entry(on).or_default().insert(job);
-                    self.jobs.get_mut(&job).map(|j| j.unmet.insert(i as u32));
-                }
-                Met::Never(why) => {
-                    self.note(job, at, &why);
-                    self.change(job, at, TaskState::Aborted);
-                    return;
-                }
-            }
+        self.wait_no_more(job);
+        if let Some(why) = met.iter().find_map(|answer| if let Met::Never(why) = answer { Some(why) } else { None }) {
+            self.note(job, at, why);
+            self.change(job, at, TaskState::Aborted);
+            return;
+        }
+        for (i, _) in met.iter().enumerate().filter(|(_, answer)| **answer == Met::NotYet) {
+            let on = *self.aliases.get(&spec[i].target.job).unwrap_or(&spec[i].target.job);
+            self.dependents.entry(on).or_default().insert(job);
+            self.jobs.get_mut(&job).map(|j| j.unmet.insert(i as u32));
         }
         let waits = self.jobs.get(&job).is_some_and(|j| !j.unmet.is_empty());
         self.change(job, at, if waits { TaskState::Waiting } else { TaskState::Ready });
+    }
+
+    /// Takes a job off the lists of those that it waited for, if it waits for nothing any more.
+    fn wait_no_more(&mut self, id: JobId) {
+        if let Some(job) = self.jobs.get(&id).filter(|job| job.unmet.is_empty()) {
+            take_off(&mut self.dependents, &self.aliases, job);
+        }
     }
 
     fn prune(&mut self, id: JobId) {
@@ -508,6 +537,7 @@ impl State {
             return;
         }
         if let Some(job) = self.jobs.remove(&id) {
+            take_off(&mut self.dependents, &self.aliases, &job);
             self.subs.remove(&job.spec.sub);
             self.keys.retain(|_, of| *of != id);
             self.dependents.remove(&id);
@@ -649,6 +679,7 @@ impl State {
                 for at in moved {
                     self.change_quietly(dependent, at, to);
                 }
+                self.wait_no_more(dependent);
                 if never.is_some() {
                     changed.insert(dependent);
                 }

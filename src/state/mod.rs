@@ -44,8 +44,8 @@ pub struct State {
     pub aliases: BTreeMap<JobId, JobId>,
     /// Numbers under which no runnable job is bound, and why.
     pub rejected: BTreeMap<JobId, String>,
-    /// Jobs that were cancelled before they were taken in, with the reason.
-    pub doomed: BTreeMap<JobId, String>,
+    /// What was cancelled before its job was taken in, with the reasons.
+    pub doomed: BTreeMap<JobId, Vec<(Target, String)>>,
     /// Numbers of jobs that were pruned.
     pub pruned: Ranges,
     /// Submission nonces.
@@ -355,23 +355,12 @@ impl State {
         Some((id, positions))
     }
 
-    /// Whether any task can still make progress without a person: one that is out, one that is ready and for which `can_run`
-    /// says that some worker could run it, or one that only waits for such.
+    /// Whether any task can still make progress without a person: one that is out, or one that is ready and for which `can_run`
+    /// says that some worker could run it.
+    ///
+    /// What waits while there is no such task waits for something held, for a number that is not taken in, or for itself.
     pub fn can_progress(&self, can_run: &dyn Fn(&Job) -> bool) -> bool {
-        self.jobs.values().any(|job| self.job_can_progress(job, can_run, 0))
-    }
-
-    fn job_can_progress(&self, job: &Job, can_run: &dyn Fn(&Job) -> bool, depth: u32) -> bool {
-        let has = |state| job.counts.of(state) > 0;
-        if has(TaskState::Issued) || has(TaskState::Running) || (has(TaskState::Ready) && can_run(job)) {
-            return true;
-        }
-        // A job that waits ends waiting only after everything that it depends on; dependencies name older jobs only, so this ends.
-        has(TaskState::Waiting)
-            && depth < 10_000
-            && job.unmet.iter().filter_map(|&i| job.spec.needs.after.get(i as usize)).all(|dependency| {
-                self.job(dependency.target.job).is_some_and(|parent| self.job_can_progress(parent, can_run, depth + 1))
-            })
+        self.jobs.values().any(|job| job.out_count() > 0 || (!job.ready.is_empty() && can_run(job)))
     }
 }
 
@@ -398,7 +387,12 @@ impl Job {
 
     /// Why the task at `position` is in its state, if there is something to say.
     pub fn note(&self, position: u32) -> Option<&str> {
-        self.notes.get(&position).or_else(|| self.notes.get(&u32::MAX)).map(String::as_str)
+        let of_all = || {
+            let state = self.tasks.get(position as usize)?.state;
+            let stands = matches!(state, TaskState::Held | TaskState::Cancelled | TaskState::Aborted);
+            self.notes.get(&u32::MAX).filter(|_| stands)
+        };
+        self.notes.get(&position).or_else(of_all).map(String::as_str)
     }
 
     /// The state of the job as a whole: running if anything is out, then what keeps it from ending, then the worst end.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::frame;
-use crate::protocol::id::{DecisionId, JobId, Nonce, Ranges, WorkerId};
+use crate::protocol::id::{DecisionId, JobId, Nonce, Ranges, Target, WorkerId};
 use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{BadRecord, Ingest, Limits, SnapshotRef, to_line};
 use crate::protocol::version::{CURRENT, FormatVersion};
@@ -22,7 +22,7 @@ struct Head {
     limits: Limits,
     aliases: BTreeMap<JobId, JobId>,
     rejected: BTreeMap<JobId, String>,
-    doomed: BTreeMap<JobId, String>,
+    doomed: BTreeMap<JobId, Vec<(Target, String)>>,
     pruned: Ranges,
     answered: BTreeSet<Nonce>,
     snapshots: Vec<SnapshotRef>,

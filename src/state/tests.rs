@@ -5,6 +5,8 @@ use crate::protocol::record::{
     Action, After, Dependency, Ended, LockVerdict, Needs, Op, Requeue, RunItem, Seen, Trust,
 };
 
+mod laws;
+
 /// A state and the decisions that made it, each checked to survive a snapshot.
 struct Desk {
     state: State,
@@ -251,6 +253,49 @@ fn a_job_cancelled_before_it_is_taken_in_is_born_cancelled() {
     d.ok(Op::Answer { id: Nonce(1), action: cancel, uid: 7 });
     d.submit(1, Some("0-9"), Needs::default());
     d.is("1_3", TaskState::Cancelled);
+}
+
+#[test]
+fn cancelling_one_task_of_a_job_that_is_not_taken_in_yet_ends_only_that_one() {
+    let mut d = Desk::new();
+    let cancel = Action::Cancel { targets: vec!["1_3".parse().unwrap()], reason: "typo".into() };
+    d.ok(Op::Answer { id: Nonce(1), action: cancel, uid: 7 });
+    d.submit(1, Some("0-9"), Needs::default());
+    d.is("1_3", TaskState::Cancelled);
+    d.is("1_4", TaskState::Ready);
+    assert_eq!(d.state.jobs[&JobId(1)].note(3), Some("typo"));
+}
+
+#[test]
+fn a_released_task_no_longer_says_that_it_is_held() {
+    let mut d = Desk::new();
+    d.submit(1, None, Needs { hold: true, ..Needs::default() });
+    assert_eq!(d.state.jobs[&JobId(1)].note(0), Some("submitted with --hold"));
+    d.ok(Op::Answer { id: Nonce(1), action: Action::Release { targets: vec!["1".parse().unwrap()] }, uid: 7 });
+    assert_eq!(d.state.jobs[&JobId(1)].note(0), None);
+}
+
+#[test]
+fn jobs_that_wait_for_each_other_are_no_progress() {
+    let mut d = Desk::new();
+    d.submit(1, None, after(After::Ok, "2"));
+    d.submit(2, None, after(After::Ok, "1"));
+    d.submit(3, None, after(After::Ok, "3"));
+    assert!(!d.state.can_progress(&|_| true));
+}
+
+#[test]
+fn a_job_that_is_aborted_is_on_nobodys_list_any_more() {
+    let mut d = Desk::new();
+    d.submit(1, None, Needs::default());
+    d.submit(2, None, Needs::default());
+    let both = ["1", "2"].map(|t| Dependency { when: After::Ok, target: t.parse().unwrap() });
+    d.submit(3, None, Needs { after: both.into(), ..Needs::default() });
+    let w = d.admit("a");
+    let a = d.run(&w, "1");
+    // The desk compares with a snapshot, which has no such list.
+    d.end(&w, a, FAIL);
+    d.is("3", TaskState::Aborted);
 }
 
 #[test]
