@@ -1,12 +1,13 @@
 //! Which tasks go to which worker: a pure function of the state.
 //!
 //! Jobs are served by priority, then by number. A worker gets as much as its CPUs take, and more of a job whose tasks are short,
-//! so that its slots do not starve between two looks at its mailbox. A task that is too wide for what is free keeps one worker
-//! from being filled with later, narrower ones. Spec: lifecycle, "Placement".
+//! so that its slots do not starve between two looks at its mailbox. The first job of which a task is too wide for what is free
+//! keeps one worker from being filled with later, narrower ones. Spec: lifecycle, "Placement".
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::protocol::id::{JobId, Ranges, WorkerId};
+use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::RunItem;
 use crate::state::{Job, State, Worker};
 
@@ -24,117 +25,147 @@ pub struct Bundle {
     pub items: Vec<RunItem>,
 }
 
-/// How full a worker is.
-#[derive(Debug, Clone, Copy)]
-struct Load {
+/// A worker, how full it is, and what it gets.
+struct Slot<'a> {
+    id: &'a WorkerId,
+    worker: &'a Worker,
     cpus: u64,
     mem: u64,
-    /// Nothing more, because a wide task waits for it.
+    /// Nothing more, because a task that is too wide for what is free waits for it.
     kept_free: bool,
+    items: Vec<RunItem>,
 }
 
 /// Places ready tasks. `may_run` says whether a task is not in a back-off; `may_get` whether a worker is not under suspicion.
 pub fn place(state: &State, may_run: &dyn Fn(JobId, u32) -> bool, may_get: &dyn Fn(&WorkerId) -> bool) -> Vec<Bundle> {
-    let mut loads: BTreeMap<&WorkerId, Load> = state
+    let mut slots: Vec<Slot> = state
         .live_workers()
         .filter(|(id, worker)| worker.is_active() && may_get(id))
-        .map(|(id, worker)| (id, load(state, worker)))
+        .map(|(id, worker)| Slot::new(state, id, worker))
         .collect();
-    let mut bundles: BTreeMap<&WorkerId, Vec<RunItem>> = BTreeMap::new();
+    let mut is_anyone_waiting = false;
     for (_, job) in state.queue() {
-        if loads.values().all(|l| l.kept_free) {
+        if slots.iter().all(|slot| slot.kept_free || slot.is_full()) {
             break;
         }
-        place_job(state, job, may_run, &mut loads, &mut bundles);
-    }
-    bundles.into_iter().map(|(w, items)| Bundle { w: w.clone(), items }).collect()
-}
-
-fn load(state: &State, worker: &Worker) -> Load {
-    let mut sum = Load { cpus: 0, mem: 0, kept_free: false };
-    for (job, _) in worker.out.keys() {
-        if let Some(job) = state.jobs.get(job) {
-            sum.cpus += u64::from(job.spec.needs.cpus);
-            sum.mem += job.spec.needs.mem;
+        let fits_nowhere = place_job(job, may_run, &mut slots);
+        // One worker is enough: who waits for it comes first also next time, and then the next one waits.
+        if fits_nowhere && !is_anyone_waiting {
+            is_anyone_waiting = keep_one_free(job, &mut slots);
         }
     }
-    sum
+    slots.retain(|slot| !slot.items.is_empty());
+    slots.into_iter().map(|slot| Bundle { w: slot.id.clone(), items: slot.items }).collect()
 }
 
-fn place_job<'a>(
-    state: &'a State,
-    job: &Job,
-    may_run: &dyn Fn(JobId, u32) -> bool,
-    loads: &mut BTreeMap<&'a WorkerId, Load>,
-    bundles: &mut BTreeMap<&'a WorkerId, Vec<RunItem>>,
-) {
+/// Places tasks of one job; says whether some fit nowhere now.
+fn place_job(job: &Job, may_run: &dyn Fn(JobId, u32) -> bool, slots: &mut [Slot]) -> bool {
     let needs = &job.spec.needs;
-    let room = if needs.cap == 0 { u64::MAX } else { needs.cap.saturating_sub(job.out_count()) };
-    let ready: Vec<u32> = job
+    let cap = if needs.cap == 0 { u64::MAX } else { needs.cap.saturating_sub(job.out_count()) };
+    let depth = job.mean_ms().map_or(1, |mean| (AHEAD_MS / mean.max(1)).clamp(1, DEPTH_MAX));
+    let shuns = shuns(job, slots);
+    let mut open: Vec<&mut Slot> =
+        slots.iter_mut().filter(|slot| slot.room(job, depth) > 0 && slot.suits(job, shuns)).collect();
+    // The emptiest worker first.
+    open.sort_by_key(|slot| slot.cpus * 1000 / u64::from(slot.worker.admit.cpus.max(1)));
+    let room = open.iter().map(|slot| slot.room(job, depth)).fold(0, u64::saturating_add);
+    let mut ready = job
         .ready
         .iter()
         .copied()
         .filter(|&at| may_run(job.spec.job, at))
-        .take(usize::try_from(room).unwrap_or(usize::MAX))
-        .collect();
-    if ready.is_empty() {
-        return;
-    }
-    let mut fit: Vec<&'a WorkerId> =
-        loads.keys().copied().filter(|id| state.workers.get(*id).is_some_and(|w| unfit(job, w).is_none())).collect();
-    // A job whose set-up failed on some workers is tried on the others first.
-    if !job.setup_on.is_empty() {
-        let fresh: Vec<&'a WorkerId> =
-            fit.iter().copied().filter(|id| !job.setup_on.contains(&state.workers[*id].no)).collect();
-        if !fresh.is_empty() {
-            fit = fresh;
+        .take(usize::try_from(cap).unwrap_or(usize::MAX))
+        .peekable();
+    let tasks: Vec<u32> = ready.by_ref().take(usize::try_from(room).unwrap_or(usize::MAX)).collect();
+    let mut left = tasks.as_slice();
+    let mut given: Vec<Vec<u32>> = vec![Vec::new(); open.len()];
+    // First what can start at once, then what is given in advance; each gets its share, so that no one is left idle.
+    for level in [1, depth] {
+        let mut total = open.iter().map(|slot| slot.room(job, level)).fold(0, u64::saturating_add);
+        for (slot, given) in open.iter_mut().zip(&mut given) {
+            let room = slot.room(job, level);
+            if left.is_empty() || room == 0 {
+                continue;
+            }
+            let share = (left.len() as u128 * u128::from(room)).div_ceil(u128::from(total));
+            let take = share.min(u128::from(room)).min(left.len() as u128) as usize;
+            total -= room;
+            let (now, later) = left.split_at(take);
+            left = later;
+            slot.take(job, take as u64);
+            given.extend_from_slice(now);
         }
     }
-    let depth = job.mean_ms().map_or(1, |mean| (AHEAD_MS / mean.max(1)).clamp(1, DEPTH_MAX));
-    let mut left = ready.as_slice();
-    // The emptiest worker first; each gets at most its share, so that the others are not left idle.
-    fit.sort_by_key(|id| {
-        let worker = &state.workers[*id];
-        loads[id].cpus * 1000 / u64::from(worker.admit.cpus.max(1))
-    });
-    for (i, id) in fit.iter().enumerate() {
-        if left.is_empty() {
-            return;
-        }
-        let (Some(worker), Some(load)) = (state.workers.get(*id), loads.get_mut(id)) else { continue };
-        if load.kept_free {
-            continue;
-        }
-        let share = left.len().div_ceil(fit.len() - i);
-        let take = share.min(fitting(job, worker, load, depth)).min(left.len());
-        if take == 0 {
-            continue;
-        }
-        let (now, later) = left.split_at(take);
-        left = later;
-        load.cpus += u64::from(needs.cpus) * take as u64;
-        load.mem += needs.mem * take as u64;
-        add_items(bundles.entry(*id).or_default(), job, now);
+    for (slot, mut given) in open.into_iter().zip(given).filter(|(_, given)| !given.is_empty()) {
+        given.sort_unstable();
+        add_items(&mut slot.items, job, &given);
     }
-    // What fits nowhere now waits for the emptiest worker that is large enough.
-    if !left.is_empty() && needs.cpus > 1 {
-        let waits_for = fit.iter().filter(|id| !loads[*id].kept_free).min_by_key(|id| loads[*id].cpus).copied();
-        if let Some(load) = waits_for.and_then(|id| loads.get_mut(id)) {
-            load.kept_free = true;
-        }
-    }
+    !left.is_empty() || ready.peek().is_some()
 }
 
-/// How many more tasks of `job` the worker takes.
-fn fitting(job: &Job, worker: &Worker, load: &Load, depth: u64) -> usize {
-    let needs = &job.spec.needs;
-    let cpus = (u64::from(worker.admit.cpus) * depth).saturating_sub(load.cpus) / u64::from(needs.cpus.max(1));
-    let mem = if needs.mem == 0 || worker.admit.mem == 0 {
-        u64::MAX
-    } else {
-        (worker.admit.mem * depth).saturating_sub(load.mem) / needs.mem
-    };
-    usize::try_from(cpus.min(mem)).unwrap_or(usize::MAX)
+/// Keeps the worker that lacks least for the job from being filled with what comes after it; says whether there is one.
+fn keep_one_free(job: &Job, slots: &mut [Slot]) -> bool {
+    let shuns = shuns(job, slots);
+    let nearest = slots.iter_mut().filter(|slot| slot.suits(job, shuns)).min_by_key(|slot| slot.lacks(job));
+    nearest.map(|slot| slot.kept_free = true).is_some()
+}
+
+/// Whether the job passes over workers on which its set-up failed, because there are others that it could run on.
+fn shuns(job: &Job, slots: &[Slot]) -> bool {
+    !job.setup_on.is_empty()
+        && slots.iter().any(|slot| !job.setup_on.contains(&slot.worker.no) && unfit(job, slot.worker).is_none())
+}
+
+impl<'a> Slot<'a> {
+    fn new(state: &State, id: &'a WorkerId, worker: &'a Worker) -> Self {
+        let mut slot = Self { id, worker, cpus: 0, mem: 0, kept_free: false, items: Vec::new() };
+        for (job, _) in worker.out.keys() {
+            if let Some(job) = state.jobs.get(job) {
+                slot.take(job, 1);
+            }
+        }
+        slot
+    }
+
+    fn take(&mut self, job: &Job, count: u64) {
+        self.cpus += u64::from(job.spec.needs.cpus.max(1)) * count;
+        self.mem = self.mem.saturating_add(job.spec.needs.mem.saturating_mul(count));
+    }
+
+    /// Whether it takes nothing of any job.
+    fn is_full(&self) -> bool {
+        self.cpus >= u64::from(self.worker.admit.cpus) * DEPTH_MAX
+    }
+
+    /// Whether it may get tasks of the job at some time.
+    fn suits(&self, job: &Job, shuns: bool) -> bool {
+        !self.kept_free && !(shuns && job.setup_on.contains(&self.worker.no)) && unfit(job, self.worker).is_none()
+    }
+
+    /// How many more tasks of the job it takes if it may have `depth` times what it can run.
+    fn room(&self, job: &Job, depth: u64) -> u64 {
+        if self.kept_free {
+            return 0;
+        }
+        let (needs, admit) = (&job.spec.needs, &self.worker.admit);
+        let cpus = (u64::from(admit.cpus) * depth).saturating_sub(self.cpus) / u64::from(needs.cpus.max(1));
+        let mem = if needs.mem == 0 || admit.mem == 0 {
+            u64::MAX
+        } else {
+            admit.mem.saturating_mul(depth).saturating_sub(self.mem) / needs.mem
+        };
+        cpus.min(mem)
+    }
+
+    /// By how much it is too full for one task of the job, in thousandths of its size.
+    fn lacks(&self, job: &Job) -> u128 {
+        let (needs, admit) = (&job.spec.needs, &self.worker.admit);
+        let short = |has: u64, used: u64, needed: u64| {
+            (u128::from(used) + u128::from(needed)).saturating_sub(u128::from(has)) * 1000 / u128::from(has.max(1))
+        };
+        let mem = if needs.mem == 0 || admit.mem == 0 { 0 } else { short(admit.mem, self.mem, needs.mem) };
+        short(u64::from(admit.cpus), self.cpus, u64::from(needs.cpus.max(1))) + mem
+    }
 }
 
 fn add_items(items: &mut Vec<RunItem>, job: &Job, positions: &[u32]) {
@@ -174,11 +205,9 @@ pub fn unfit(job: &Job, worker: &Worker) -> Option<String> {
 
 /// Attempts that were issued to busy workers, do not run yet, and would start at once on an idle one.
 ///
-/// Half of the unstarted tail of the fullest worker, and only if nothing is ready and some worker has nothing to do.
+/// Half of what the fullest worker cannot start at once, and only if some worker has nothing to do and nothing that is ready
+/// would suit it. Whether the master has asked already is for the caller to remember.
 pub fn rebalance(state: &State, may_get: &dyn Fn(&WorkerId) -> bool) -> Option<(WorkerId, Vec<(JobId, u32)>)> {
-    if state.queue().next().is_some() {
-        return None;
-    }
     let idle: Vec<&Worker> = state
         .live_workers()
         .filter(|(id, w)| w.is_active() && w.out.is_empty() && may_get(id))
@@ -187,30 +216,41 @@ pub fn rebalance(state: &State, may_get: &dyn Fn(&WorkerId) -> bool) -> Option<(
     if idle.is_empty() {
         return None;
     }
-    let issued = |worker: &Worker| -> Vec<(JobId, u32)> {
-        let waits = |&&(job, at): &&(JobId, u32)| {
-            state.jobs.get(&job).is_some_and(|j| {
-                let task = &j.tasks[at as usize];
-                task.state == crate::protocol::lifecycle::TaskState::Issued
-                    && !task.cancelling
-                    && idle.iter().any(|w| unfit(j, w).is_none())
-            })
-        };
-        worker.out.keys().filter(waits).copied().collect()
+    let delayed: BTreeSet<(JobId, u32)> = state.delayed().map(|(job, at, _)| (job, at)).collect();
+    let suits_idle = |job: &Job| idle.iter().any(|w| unfit(job, w).is_none());
+    let is_placeable = |(id, job): (JobId, &Job)| {
+        let is_capped = job.spec.needs.cap > 0 && job.out_count() >= job.spec.needs.cap;
+        !is_capped && job.ready.iter().any(|&at| !delayed.contains(&(id, at))) && suits_idle(job)
     };
+    if state.queue().any(is_placeable) {
+        return None;
+    }
     let (id, mut tail) = state
         .live_workers()
         .filter(|(_, w)| w.out.len() > 1)
-        .map(|(id, w)| (id, issued(w)))
-        .max_by_key(|(_, tail)| tail.len())?;
-    let running = state.workers[id].out.len() - tail.len();
-    // What its free slots will start at once stays.
-    let keep = (state.workers[id].admit.cpus as usize).saturating_sub(running);
-    if tail.len() <= keep {
-        return None;
-    }
-    let take = (tail.len() - keep).div_ceil(2);
+        .map(|(id, w)| (id, surplus(state, w, &suits_idle)))
+        .max_by_key(|(_, tail)| tail.len())
+        .filter(|(_, tail)| !tail.is_empty())?;
+    let take = tail.len().div_ceil(2);
     Some((id.clone(), tail.split_off(tail.len() - take)))
+}
+
+/// Attempts that the worker has and cannot start at once, as far as others could.
+fn surplus(state: &State, worker: &Worker, suits_others: &dyn Fn(&Job) -> bool) -> Vec<(JobId, u32)> {
+    let out = || worker.out.keys().filter_map(|&(id, at)| Some((id, at, state.jobs.get(&id)?)));
+    let waits = |job: &Job, at: u32| job.tasks[at as usize].state == TaskState::Issued;
+    let cpus = |job: &Job| u64::from(job.spec.needs.cpus.max(1));
+    let running: u64 = out().filter(|(_, at, job)| !waits(job, *at)).map(|(_, _, job)| cpus(job)).sum();
+    let mut free = u64::from(worker.admit.cpus).saturating_sub(running);
+    let mut tail = Vec::new();
+    for (id, at, job) in out().filter(|(_, at, job)| waits(job, *at)) {
+        if cpus(job) <= free {
+            free -= cpus(job);
+        } else if !job.tasks[at as usize].cancelling && suits_others(job) {
+            tail.push((id, at));
+        }
+    }
+    tail
 }
 
 #[cfg(test)]
