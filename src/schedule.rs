@@ -139,7 +139,8 @@ impl<'a> Slot<'a> {
 
     /// Whether it may get tasks of the job at some time.
     fn suits(&self, job: &Job, shuns: bool) -> bool {
-        !self.kept_free && !(shuns && job.setup_on.contains(&self.worker.no)) && unfit(job, self.worker).is_none()
+        let is_out = self.kept_free || (shuns && job.setup_on.contains(&self.worker.no));
+        !is_out && unfit(job, self.worker).is_none()
     }
 
     /// How many more tasks of the job it takes if it may have `depth` times what it can run.

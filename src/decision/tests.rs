@@ -514,7 +514,7 @@ fn a_group_that_names_no_proper_predecessor_ends_the_walk_loudly() {
     let group = decode_group(&bytes).unwrap();
     let changes: [&dyn Fn(&mut Header); 4] =
         [&|h| h.prev = None, &|h| h.prev_sha = None, &|h| h.prev = Some(h.id), &|h| {
-            h.prev = Some(DecisionId { generation: u64::MAX, nonce: Nonce(1) })
+            h.prev = Some(DecisionId { generation: u64::MAX, nonce: Nonce(1) });
         }];
     for change in changes {
         let mut header = group.header.clone();

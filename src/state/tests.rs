@@ -18,6 +18,7 @@ impl Desk {
         Self { state: State::new(DecisionId { generation: 0, nonce: Nonce(0) }), generation: 0 }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "calls read better without a reference")]
     fn apply(&mut self, op: Op) -> Result<(), Absurd> {
         self.generation += 1;
         let id = DecisionId { generation: self.generation, nonce: Nonce(self.generation) };
@@ -369,6 +370,16 @@ fn pruning_forgets_ended_jobs_and_the_workers_that_only_they_name() {
     assert!(!d.state.jobs.contains_key(&JobId(1)) && d.state.knows(JobId(1)));
     assert!(d.state.jobs.contains_key(&JobId(2)), "a job that has not ended is kept");
     assert!(!d.state.workers.contains_key(&w));
+}
+
+#[test]
+fn a_job_that_is_forgotten_is_on_nobodys_list_any_more() {
+    let mut d = Desk::new();
+    d.submit(1, None, after(After::Ok, "9"));
+    let cancel = Action::Cancel { targets: vec!["1".parse().unwrap()], reason: "no".into() };
+    d.ok(Op::Answer { id: Nonce(1), action: cancel, uid: 7 });
+    // The desk compares with a snapshot, which has no such list.
+    d.ok(Op::Prune { jobs: Ranges::span(1, 1) });
 }
 
 #[test]
