@@ -241,7 +241,7 @@ fn check_step(before: &State, op: &Op, after: &State) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
     fn every_legal_sequence_of_operations_keeps_the_state_consistent(
