@@ -5,9 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fq::clock::{Chance as _, HostChance};
+use fq::fs::outside::HostOutside;
 use fq::keeper::{self, KeeperOptions, Link};
 use fq::node::{self, WorkerSetup};
 use fq::process::ThisHost;
+use fq::protocol::id::Nonce;
 use fq::protocol::record::Limits;
 
 use super::error::{Failure, Plain};
@@ -53,6 +56,9 @@ pub(crate) struct Args {
     /// Also run tasks of this user or, with `@`, of the members of this group
     #[arg(long, value_name = "USER|@GROUP")]
     trust: Vec<String>,
+    /// Where scratch directories are made; the keeper says so, and removes it when the worker is gone
+    #[arg(long, hide = true)]
+    scratch: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -87,11 +93,15 @@ fn keep(args: &Args) -> Outcome {
     let broken =
         |error: &std::io::Error| Failure::new(exit::FQ_FAILED, "cannot start the worker").because(&Plain(error));
     let program = std::env::current_exe().map_err(|e| broken(&e))?;
+    let name = Nonce(HostChance.bits()).to_string();
+    let scratch = HostOutside::make_scratch(&std::env::temp_dir(), &name).map_err(|e| broken(&e))?;
     let argv = std::iter::once(program.into_os_string()).chain(std::env::args_os().skip(1));
-    let worker_argv: Vec<OsString> = argv.collect();
+    let worker_argv: Vec<OsString> = argv.chain(["--scratch".into(), scratch.clone().into_os_string()]).collect();
     let options = KeeperOptions { worker_argv, self_fence: Limits::span(limits.self_fence_ms) };
     drop(queue);
-    let code = keeper::run(&options).map_err(|e| broken(&e))?;
+    let ended = keeper::run(&options);
+    HostOutside::remove_scratch(&scratch);
+    let code = ended.map_err(|e| broken(&e))?;
     Ok(u8::try_from(code).unwrap_or(exit::FQ_FAILED))
 }
 
@@ -121,7 +131,7 @@ fn work(args: &Args, link: &Link) -> Outcome {
         idle_timeout: args.idle_timeout,
         lifetime: args.lifetime,
         env: node::own_environment(),
-        scratch: std::env::temp_dir(),
+        scratch: args.scratch.clone().unwrap_or_else(std::env::temp_dir),
         bin,
     };
     let keeper = ThisHost::new().ok().and_then(|host| host.parent());
