@@ -86,6 +86,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         journals: BTreeMap::new(),
         printed: BTreeSet::new(),
         keep_order: args.keep_order,
+        jobs: args.jobs,
         bad: 0,
     };
     let outcome = run.until_over(&mut follower, &interrupts, worker, answered_by, args.fail_fast);
@@ -159,10 +160,15 @@ fn retry(queue: &Queue, job: JobId) -> Result<Option<Nonce>, Failure> {
     if targets.is_empty() { Ok(None) } else { ask::send(queue, "retry", &Action::Retry { targets }).map(Some) }
 }
 
+/// How long the worker stays without work, should this process not be there any more to end it. It is not told to end when the
+/// queue is empty, because it has to answer a request to try again first.
+const WORKER_IDLE: &str = "10s";
+
 fn start_worker(queue: &Queue, jobs: Option<u32>) -> Result<Helper, Failure> {
     let cpus = jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
     let dir = queue.root().as_os_str().to_owned();
-    let args = ["worker".into(), "--dir".into(), dir, "-c".into(), cpus.to_string().into(), "--until-empty".into()];
+    let cpus = cpus.to_string().into();
+    let args = ["worker".into(), "--dir".into(), dir, "-c".into(), cpus, "--idle-timeout".into(), WORKER_IDLE.into()];
     Helper::start(&args, true)
         .map_err(|error| Failure::new(exit::FQ_FAILED, "cannot start a worker").because(&Plain(&error)))
 }
@@ -186,6 +192,7 @@ struct Run<'a> {
     /// Positions of tasks whose end was reported.
     printed: BTreeSet<u32>,
     keep_order: bool,
+    jobs: Option<u32>,
     bad: u64,
 }
 
@@ -224,13 +231,15 @@ impl Run<'_> {
                 self.bar.suspend(|| out::remark("stopped; type it again to go on"));
                 return Ok(exit::signal(caught.number()));
             }
-            if let Ok(Some(status)) = worker.status()
-                && status != Status::Exit(0)
-            {
-                return Err(self.without_worker(status));
+            match worker.status() {
+                // It had nothing to do for a while: perhaps another run's worker was busy with these tasks.
+                Ok(Some(Status::Exit(0))) => worker = start_worker(self.queue, self.jobs)?,
+                Ok(Some(status)) => return Err(self.without_worker(status)),
+                _ => {}
             }
             follower.next(Duration::from_millis(300))?;
         }
+        worker.terminate();
         let _ = worker.finish();
         let total = self.arguments.len() as u64;
         out::remark(&format!("{}, {} done, {} not", count(total, "task"), total - self.bad, self.bad));

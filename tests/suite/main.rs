@@ -4,6 +4,7 @@ mod examples;
 mod exec;
 mod help;
 mod reading;
+mod run;
 mod submit;
 mod support;
 mod vectors;
