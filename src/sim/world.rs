@@ -1360,6 +1360,8 @@ impl World {
     }
 
     pub(super) fn kill(&mut self, process: u32, why: &str) {
+        // A call of one of its threads takes the whole process with it.
+        let process = self.procs[process as usize].owner;
         let by_chance = self.seed.below(100) < self.keeper_percent;
         self.end_process(process, by_chance, why);
         let proc = &self.procs[process as usize];
