@@ -12,7 +12,7 @@
 //! - A head lower than one already seen is a roll-back: it is moved forward again by the process whose predecessor it exactly
 //!   is, and otherwise an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::clock::Chance;
@@ -204,6 +204,20 @@ fn predecessor(group: &Group) -> Result<(DecisionId, Digest), ChainError> {
         (Some(prev), _) => Err(ChainError::Broken { id, why: format!("it names {prev} as its predecessor") }),
         (None, _) => Err(ChainError::Broken { id, why: "it names no predecessor".into() }),
     }
+}
+
+/// The bound decisions from `head` down to the generation `down_to`, by following the names of predecessors.
+///
+/// Reads one file for each. Fails with [`ChainError::Missing`] where one was pruned already.
+pub fn chain_ids(fs: &dyn Fs, head: DecisionId, down_to: u64) -> Result<BTreeSet<DecisionId>, ChainError> {
+    let mut ids = BTreeSet::from([head]);
+    let (mut at, mut expected) = (head, None);
+    while at.generation > down_to {
+        let (prev, sha) = predecessor(&read_group(fs, at, expected)?)?;
+        ids.insert(prev);
+        (at, expected) = (prev, Some(sha));
+    }
+    Ok(ids)
 }
 
 /// Follows the chain: keeps the state at the newest decision that was seen.

@@ -93,7 +93,10 @@ impl State {
             Op::Purge { by } => {
                 self.trash.remove(by);
             }
-            Op::Prune { jobs } => jobs.iter().for_each(|n| self.prune(JobId(n))),
+            Op::Prune { jobs, workers } => {
+                jobs.iter().for_each(|n| self.prune(JobId(n)));
+                self.forget_workers(workers);
+            }
         }
         Ok(())
     }
@@ -549,27 +552,20 @@ impl State {
                 self.pruned.insert(alias.0);
             }
         }
-        let used: BTreeSet<u32> = self
-            .jobs
-            .values()
-            .flat_map(|job| {
-                let past = job.past.values().flatten().map(|p| p.worker);
-                job.tasks.iter().map(|t| t.worker).chain(past)
-            })
-            .collect();
+    }
+
+    /// Forgets those of `workers` that are gone and that no kept job refers to.
+    fn forget_workers(&mut self, workers: &[WorkerId]) {
+        let used = if workers.is_empty() { BTreeSet::new() } else { self.workers_in_use() };
         // The newest number stays known, so that numbers of workers are never used again.
         let newest = self.numbers.keys().next_back().copied();
-        let dead: Vec<(u32, WorkerId)> = self
-            .numbers
-            .iter()
-            .filter(|(no, id)| {
-                Some(**no) != newest && !used.contains(no) && self.workers.get(*id).is_some_and(Worker::is_gone)
-            })
-            .map(|(no, id)| (*no, id.clone()))
-            .collect();
-        for (no, id) in dead {
-            self.numbers.remove(&no);
-            self.workers.remove(&id);
+        for id in workers {
+            let Some(worker) = self.workers.get(id) else { continue };
+            let no = worker.no;
+            if worker.is_gone() && !used.contains(&no) && Some(no) != newest {
+                self.numbers.remove(&no);
+                self.workers.remove(id);
+            }
         }
     }
 

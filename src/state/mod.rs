@@ -319,6 +319,41 @@ impl State {
         Some((id, self.workers.get(id)?))
     }
 
+    /// The numbers of the workers that have or had an attempt of a kept job.
+    pub fn workers_in_use(&self) -> BTreeSet<u32> {
+        let of = |job: &Job| {
+            let past = job.past.values().flatten().map(|past| past.worker);
+            job.tasks.iter().map(|task| task.worker).chain(past).collect::<BTreeSet<u32>>()
+        };
+        self.jobs.values().flat_map(of).collect()
+    }
+
+    /// The lines with ends that kept jobs refer to, by worker, sorted.
+    pub fn lines_in_use(&self) -> BTreeMap<WorkerId, Vec<u64>> {
+        let mut found: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        for job in self.jobs.values() {
+            let past = job.past.values().flatten().map(|past| (past.worker, past.line));
+            for (no, line) in job.tasks.iter().map(|task| (task.worker, task.line)).chain(past) {
+                if line > 0 {
+                    found.entry(no).or_default().push(line);
+                }
+            }
+        }
+        let named = found.into_iter().filter_map(|(no, mut lines)| {
+            lines.sort_unstable();
+            lines.dedup();
+            self.numbers.get(&no).map(|w| (w.clone(), lines))
+        });
+        named.collect()
+    }
+
+    /// Jobs that unfinished jobs depend on.
+    pub fn jobs_in_demand(&self) -> BTreeSet<JobId> {
+        let unfinished = self.jobs.values().filter(|job| !job.counts.all_ended());
+        let targets = unfinished.flat_map(|job| job.spec.needs.after.iter().map(|dependency| dependency.target.job));
+        targets.map(|id| *self.aliases.get(&id).unwrap_or(&id)).collect()
+    }
+
     /// Jobs that have ready tasks, the best first: by priority, then by number.
     pub fn queue(&self) -> impl Iterator<Item = (JobId, &Job)> {
         self.queue.iter().filter_map(|&(_, id)| Some((id, self.jobs.get(&id)?)))

@@ -366,9 +366,13 @@ fn pruning_forgets_ended_jobs_and_the_workers_that_only_they_name() {
     d.end(&w, a, OK);
     d.ok(Op::Gone { w: w.clone(), how: Departure::Left, why: "done".into() });
     d.admit("b");
-    d.ok(Op::Prune { jobs: Ranges::span(1, 2) });
+    d.ok(Op::Prune { jobs: Ranges::default(), workers: vec![w.clone()] });
+    assert!(d.state.workers.contains_key(&w), "a kept job names it");
+    d.ok(Op::Prune { jobs: Ranges::span(1, 2), workers: Vec::new() });
     assert!(!d.state.jobs.contains_key(&JobId(1)) && d.state.knows(JobId(1)));
     assert!(d.state.jobs.contains_key(&JobId(2)), "a job that has not ended is kept");
+    assert!(d.state.workers.contains_key(&w), "its namespace may still be there");
+    d.ok(Op::Prune { jobs: Ranges::default(), workers: vec![w.clone()] });
     assert!(!d.state.workers.contains_key(&w));
 }
 

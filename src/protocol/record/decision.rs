@@ -135,10 +135,13 @@ pub enum Op {
         /// That decision.
         by: DecisionId,
     },
-    /// Jobs that ended long ago are forgotten.
+    /// Jobs that ended long ago are forgotten, and workers that nothing refers to.
     Prune {
-        /// Which.
+        /// Which jobs.
         jobs: Ranges,
+        /// Which workers: their incarnations are over and their namespaces are gone, so that nobody can meet them again.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        workers: Vec<WorkerId>,
     },
 }
 
