@@ -4,26 +4,36 @@
 //!
 //! 1. two inventories, `gc_wait_ms` apart; [`candidates`] are files that no root needs and that were there in both;
 //! 2. [`prepare`] the trash directory of a decision to be made, commit `quarantine`, then [`quarantine`];
-//! 3. `gc_wait_ms` later roots are read again; commit `purge`, then [`purge`].
+//! 3. `gc_wait_ms` later commit `purge`, then [`purge`], which reads the roots again.
 //!
 //! Invariants:
 //! - A file that a root needs is never removed: at every step it stays where it is, or goes back.
+//! - A file is removed under a name that only the purge knows and that was given *before* the roots were read, so that what a
+//!   late rename brings into the trash meanwhile is not removed with it.
 //! - Only names inside the trash directory of one decision are removed. That directory is made before its decision is bound and
 //!   never after, so a late rename of a deposed master fails instead of filling it again.
 //! - No time stamp of a file is looked at.
 //! - Every step may be repeated, and stopped anywhere: what was not moved is a candidate of the next round, and a trash
 //!   directory of no known decision is given back whole ([`orphans`]).
 
+mod plan;
+mod survey;
+mod tidy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::fs::{EntryKind, ErrorKind, Fs, FsError};
+use crate::fs::{Entry, EntryKind, ErrorKind, Fs, FsError};
 use crate::protocol::digest::Digest;
 use crate::protocol::id::{DecisionId, JobId, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::record::{Ref, SnapshotRef};
 use crate::store;
 use crate::store::inventory::Inventory;
+
+pub use plan::{Keep, Plan, old_jobs, plan};
+pub use survey::{Needed, Survey, Unsure, needed, survey};
+pub use tidy::{Tidied, tidy_log, tidy_workers};
 
 /// The store files that references need.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,7 +98,7 @@ pub fn candidates(first: &Inventory, second: &Inventory, roots: &Roots, living: 
 }
 
 /// The trash directories that no decision in force knows: of a purge that stopped half-way, a quarantine that was never bound, or
-/// one that a roll-back took away. [`purge`] them with everything needed, so that all goes back.
+/// one that a roll-back took away. [`give_back`] moves all of it back.
 pub fn orphans(found: &Inventory, known: impl Fn(DecisionId) -> bool) -> Vec<DecisionId> {
     found.trash.keys().copied().filter(|by| !known(*by)).collect()
 }
@@ -121,12 +131,7 @@ pub fn quarantine(fs: &dyn Fs, by: DecisionId, files: &[String]) -> Result<usize
 
 /// Moves one file back from the trash of `by`; returns whether it was there.
 pub fn restore(fs: &dyn Fs, by: DecisionId, file: &str) -> Result<bool, FsError> {
-    let (Some(to), Some(from)) = (store::path_of(file), store::trash_path_of(by, file)) else { return Ok(false) };
-    match fs.rename(&from, &to) {
-        Ok(()) => Ok(true),
-        Err(error) if error.not_found() => Ok(false),
-        Err(error) => Err(error),
-    }
+    bring_back(fs, &layout::trash(by).join(file), file)
 }
 
 /// What [`purge`] did.
@@ -140,32 +145,79 @@ pub struct Purged {
     pub left: Vec<String>,
 }
 
-/// Empties the trash of `by`: removes each file, or moves it back if it is `needed`; then removes the directory.
+/// What the name of a file in the trash ends with while it is about to be removed.
+const DOOMED: &str = ".doomed";
+
+/// Empties the trash of `by`: sets each file aside, then reads `roots`, then removes it or moves it back; then removes the
+/// directory.
 ///
-/// A directory that is not there is done.
-pub fn purge(fs: &dyn Fs, by: DecisionId, needed: &dyn Fn(&str) -> bool) -> Result<Purged, FsError> {
+/// A directory that is not there is done. What stays after an error, [`give_back`] moves back.
+pub fn purge<E: From<FsError>>(
+    fs: &dyn Fs,
+    by: DecisionId,
+    roots: &mut dyn FnMut() -> Result<Roots, E>,
+) -> Result<Purged, E> {
     let mut done = Purged::default();
     let dir = layout::trash(by);
-    let names = match fs.list(&dir) {
-        Ok(names) => names,
-        Err(error) if error.not_found() => return Ok(done),
-        Err(error) => return Err(error),
-    };
+    let Some(names) = list_if_there(fs, &dir)? else { return Ok(done) };
+    let mut doomed = Vec::new();
     for entry in names {
-        if entry.kind != EntryKind::File || store::path_of(&entry.name).is_none() {
+        let file = entry.name.strip_suffix(DOOMED).unwrap_or(&entry.name);
+        if entry.kind != EntryKind::File || store::path_of(file).is_none() {
             done.left.push(entry.name);
-        } else if needed(&entry.name) {
-            restore(fs, by, &entry.name)?;
-            done.restored.push(entry.name);
-        } else {
-            unlink(fs, &dir.join(&entry.name))?;
-            done.removed.push(entry.name);
+            continue;
+        }
+        if file == entry.name {
+            match fs.rename(&dir.join(file), &dir.join(format!("{file}{DOOMED}"))) {
+                Err(error) if !error.not_found() => return Err(error.into()),
+                _ => {}
+            }
+        }
+        doomed.push(file.to_owned());
+    }
+    let roots = if doomed.is_empty() { Roots::default() } else { roots()? };
+    for file in doomed {
+        let aside = dir.join(format!("{file}{DOOMED}"));
+        if !roots.need(&file) {
+            unlink(fs, &aside)?;
+            done.removed.push(file);
+        } else if bring_back(fs, &aside, &file)? {
+            done.restored.push(file);
         }
     }
     if done.left.is_empty() {
         remove_dir(fs, &dir)?;
     }
     Ok(done)
+}
+
+/// Moves everything in the trash of `by` back and removes the directory; returns how many files went back.
+pub fn give_back(fs: &dyn Fs, by: DecisionId) -> Result<usize, FsError> {
+    let dir = layout::trash(by);
+    let mut count = 0;
+    for entry in list_if_there(fs, &dir)?.unwrap_or_default() {
+        let file = entry.name.strip_suffix(DOOMED).unwrap_or(&entry.name);
+        count += usize::from(entry.kind == EntryKind::File && bring_back(fs, &dir.join(&entry.name), file)?);
+    }
+    remove_dir(fs, &dir)?;
+    Ok(count)
+}
+
+fn bring_back(fs: &dyn Fs, from: &Path, file: &str) -> Result<bool, FsError> {
+    let Some(to) = store::path_of(file) else { return Ok(false) };
+    match fs.rename(from, &to) {
+        Ok(()) => Ok(true),
+        Err(error) if error.not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn list_if_there(fs: &dyn Fs, dir: &Path) -> Result<Option<Vec<Entry>>, FsError> {
+    match fs.list(dir) {
+        Ok(names) => Ok(Some(names)),
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Which decision groups can go, of those `listed` in `decisions/log`.
@@ -339,12 +391,7 @@ fn remove_dir(fs: &dyn Fs, dir: &Path) -> Result<(), FsError> {
 
 /// Removes a directory and what is in it, as long as that is files and directories.
 fn remove_tree(fs: &dyn Fs, dir: &Path) -> Result<(), FsError> {
-    let names = match fs.list(dir) {
-        Ok(names) => names,
-        Err(error) if error.not_found() => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    for entry in names {
+    for entry in list_if_there(fs, dir)?.unwrap_or_default() {
         let path = dir.join(&entry.name);
         match entry.kind {
             EntryKind::File => unlink(fs, &path)?,

@@ -44,7 +44,10 @@ impl Lead {
         let mut news = false;
         for entry in env.fs.list(layout::WORKERS.as_ref()).unwrap_or_default() {
             let Ok(wid) = entry.name.parse::<WorkerId>() else { continue };
-            if self.work.workers.contains_key(&wid) || self.reported.contains(Path::new(&entry.name)) {
+            if self.work.workers.contains_key(&wid)
+                || self.collect.drops(&wid)
+                || self.reported.contains(Path::new(&entry.name))
+            {
                 continue;
             }
             match read_hello(env, file, &wid) {

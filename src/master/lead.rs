@@ -15,6 +15,7 @@ use crate::protocol::version::CURRENT;
 use crate::schedule;
 use crate::state::{State, WorkerStatus};
 
+use super::collect::Collect;
 use super::observe::Watched;
 use super::pace::{Budget, Pace};
 use super::{Chore, Env, Halt, Hint, Next, Options, Outcome};
@@ -77,6 +78,7 @@ pub(super) struct Lead {
     rendered: DecisionId,
     /// Whether the mail of earlier terms was written again.
     repaired: bool,
+    pub(super) collect: Collect,
 }
 
 impl std::fmt::Debug for Lead {
@@ -126,6 +128,7 @@ impl Lead {
             render_at: now,
             rendered: DecisionId { generation: 0, nonce: Nonce(0) },
             repaired: false,
+            collect: Collect::new(state, now),
         }
     }
 
@@ -298,6 +301,7 @@ impl Lead {
         self.observe(env, out)?;
         self.ask_back(env)?;
         self.place(env)?;
+        self.collect(env, out)?;
         let settled = writer.state();
         let last = settled.snapshots.last().map_or(0, |s| s.at.generation);
         if settled.at.generation >= last + settled.limits.snapshot_every
@@ -414,6 +418,7 @@ impl Lead {
     fn externalise(&mut self, ops: &[Op], out: &mut Outcome) {
         out.removals.append(&mut self.removals);
         for op in ops {
+            self.collect.won(op);
             match op {
                 Op::Send { w, m, msg } => self.post(w, *m, self.id, msg),
                 Op::Gone { w, how, .. } => {
@@ -427,8 +432,8 @@ impl Lead {
                 }
                 Op::Answer { id, action, .. } => {
                     out.removals.push(layout::request(*id));
-                    if let Action::Collect { .. } = action {
-                        out.chores.push(Chore::Collect);
+                    if let Action::Collect { keep_ms } = action {
+                        self.collect.ask(*keep_ms);
                     }
                 }
                 Op::Snapshot(_) => out.chores.push(Chore::PruneLog),
@@ -516,7 +521,7 @@ impl Lead {
     }
 
     fn next_due(&self, now: Duration) -> Duration {
-        let mut due = self.beat_at.min(self.limits_at).min(self.observe_at);
+        let mut due = self.beat_at.min(self.limits_at).min(self.observe_at).min(self.collect.due(now));
         due = due.min(self.jobs.due()).min(self.control.due()).min(self.workers.due());
         due = self.watched.values().map(|w| w.pace.due()).fold(due, Duration::min);
         due = self.torn.values().map(|t| t.0).fold(due, Duration::min);

@@ -10,6 +10,8 @@
 //!   chain; what is not won is forgotten, and read again from where the settled state stands.
 //! - Nothing here waits: a step returns when it wants to be called again.
 
+mod chores;
+mod collect;
 mod follow;
 mod intake;
 mod lead;
@@ -27,6 +29,8 @@ use crate::process::Host;
 use crate::protocol::id::WorkerId;
 use crate::protocol::record::QueueFile;
 use crate::state::State;
+
+pub use chores::{Chore, Report, SurveyNo};
 
 use follow::Follow;
 use lead::Lead;
@@ -88,21 +92,6 @@ pub struct Step {
     pub notes: Vec<String>,
     /// The queue cannot be led or followed any further by this process.
     pub halt: Option<Halt>,
-}
-
-/// Work for the janitor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Chore {
-    /// Remove decisions, candidates and snapshots that nothing needs any more, given this settled state.
-    PruneLog,
-    /// Render `view/`.
-    Render,
-    /// Move these files to the trash directory of this decision.
-    Quarantine(crate::protocol::id::DecisionId, Vec<String>),
-    /// Empty the trash directory of this decision.
-    Purge(crate::protocol::id::DecisionId),
-    /// A request for a collection was answered.
-    Collect,
 }
 
 /// Why a master stops for good.
@@ -185,6 +174,13 @@ impl Master {
         match &mut self.role {
             Role::Lead(lead) => lead.hint(hint),
             Role::Follow(follow) => follow.hint(hint),
+        }
+    }
+
+    /// Takes what the janitor has found; the next step acts on it.
+    pub fn report(&mut self, report: Report) {
+        if let Role::Lead(lead) = &mut self.role {
+            lead.collect.take_report(report);
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::fs::{Fs, Locked};
+use crate::gc;
 use crate::journal::{Tail, TailNews};
 use crate::lease::{self, Evidence, LockSeen, Observation, Silence, Verdict};
 use crate::process::{Group, Liveness};
@@ -12,6 +13,7 @@ use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{Departure, EndLine, Ended, Limits, Line, Op, Outcome as How, Ref, Requeue, Seen};
 use crate::state::{State, Worker};
+use crate::store;
 
 use super::lead::Lead;
 use super::pace::Pace;
@@ -207,7 +209,7 @@ impl Lead {
                 }
                 Line::End(end) => {
                     if owns(&self.work, worker, end.a) == Some(end.m) && !over.contains(&end.a) {
-                        let Some(how) = accepted(env, &self.work.limits, end, &mut watched.missing_since, now) else {
+                        let Some(how) = accepted(env, &self.work, end, &mut watched.missing_since, now) else {
                             break;
                         };
                         over.insert(end.a);
@@ -346,7 +348,7 @@ fn owns(state: &State, worker: &Worker, a: AttemptId) -> Option<u64> {
 /// The outcome to accept for an end line; `None` while a value that it names is not visible yet.
 fn accepted(
     env: Env,
-    limits: &Limits,
+    state: &State,
     end: &EndLine,
     missing_since: &mut Option<Duration>,
     now: Duration,
@@ -356,13 +358,26 @@ fn accepted(
         *missing_since = None;
         return Some(end.how.clone());
     }
+    if missing_since.is_none() {
+        bring_back(env.fs, state, &end.out);
+        bring_back(env.fs, state, &end.err);
+    }
     let since = *missing_since.get_or_insert(now);
-    if now.saturating_sub(since) <= Limits::span(limits.visible_ms) {
+    if now.saturating_sub(since) <= Limits::span(state.limits.visible_ms) {
         return None;
     }
     // The bytes are lost: the attempt is run again, without blame.
     *missing_since = None;
     Some(How::Requeue(Requeue::Storage))
+}
+
+/// Moves a value back that was taken for one that nothing needs before its end line was read.
+fn bring_back(fs: &dyn Fs, state: &State, value: &Ref) {
+    let Some(file) = store::file_of(value) else { return };
+    for (by, _) in state.trash.iter().filter(|(_, files)| files.contains(&file)) {
+        // What fails here the purge does.
+        let _ = gc::restore(fs, *by, &file);
+    }
 }
 
 fn is_visible(fs: &dyn Fs, value: &Ref) -> bool {

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+mod collect;
+
 use super::*;
 use crate::decision::Reader;
 use crate::fs::{put_new, read_all};

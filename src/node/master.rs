@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, HostChance, HostClock};
 use crate::fs::{Fs, Watch};
-use crate::gc;
-use crate::master::{Chore, Env, Halt, Hint, Master, Options};
+use crate::master::{Chore, Env, Halt, Hint, Master, Options, Report};
 use crate::process::{HostProcess, Signals, ThisHost};
 use crate::protocol::id::WorkerId;
 use crate::protocol::layout;
@@ -23,6 +22,7 @@ use super::worker::Progress;
 /// What a master's thread is told.
 enum Told {
     Hint(Hint),
+    Report(Report),
     /// Give up leading in order and end.
     Stop,
 }
@@ -158,6 +158,7 @@ fn run(
         while let Some(message) = first {
             match message {
                 Told::Hint(hint) => turn.master.hint(&hint),
+                Told::Report(report) => turn.master.report(report),
                 Told::Stop => {
                     let _ = turn.step(queue, host, say);
                     turn.end(queue, host);
@@ -198,7 +199,7 @@ impl Turn {
         if let Some(janitor) = &self.janitor {
             janitor.remove(step.removals);
             for chore in step.chores {
-                hand_over(janitor, chore, self.master.state());
+                hand_over(janitor, chore, self.master.state(), &self.hints);
             }
         }
         self.keep_watch(queue);
@@ -215,7 +216,7 @@ impl Turn {
         if let Some(janitor) = self.janitor.take() {
             if has_led {
                 // Perhaps nobody leads for a long time: people see how it ended.
-                hand_over(&janitor, Chore::Render, self.master.state());
+                hand_over(&janitor, Chore::Render, self.master.state(), &self.hints);
             }
             janitor.finish(Duration::from_secs(2));
         }
@@ -287,17 +288,18 @@ fn what_changed(paths: &[PathBuf]) -> Vec<Hint> {
     hints
 }
 
-fn hand_over(janitor: &Janitor, chore: Chore, state: Option<&State>) {
-    match (chore, state) {
-        (Chore::Render, Some(state)) => {
-            let state = state.clone();
-            janitor.perform(move |fs| view::write(fs, &HostChance, &state, HostClock.wall_ms()));
-        }
-        (Chore::Quarantine(by, files), _) => janitor.perform(move |fs| {
-            let _ = gc::quarantine(fs, by, &files);
-        }),
-        _ => {}
+fn hand_over(janitor: &Janitor, chore: Chore, state: Option<&State>, reports: &Sender<Told>) {
+    let Some(state) = state.cloned() else { return };
+    if chore == Chore::Render {
+        janitor.perform(move |fs| view::write(fs, &HostChance, &state, HostClock.wall_ms()));
+        return;
     }
+    let reports = reports.clone();
+    janitor.perform(move |fs| {
+        if let Some(report) = chore.perform(fs, &state) {
+            let _ = reports.send(Told::Report(report));
+        }
+    });
 }
 
 #[cfg(test)]
