@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// Standard input of each task, copied now [default: empty]
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Also publish standard output there when an attempt ends; %j job, %a index, %A attempt, %x name, %N host
+    /// Also publish standard output there when an attempt ends; %j task, %A job, %a index, %x name
     #[arg(short, long, value_name = "PATTERN")]
     output: Option<OsString>,
     /// The same for standard error

@@ -19,7 +19,7 @@ use crate::process::{Caught, Host, HostProcess, Signals, ThisHost, WorkerCgroup,
 use crate::protocol::frame;
 use crate::protocol::id::{Nonce, WorkerId};
 use crate::protocol::layout;
-use crate::protocol::record::{Requeue, Trust};
+use crate::protocol::record::{Request, Requeue, Trust, from_document};
 use crate::queue::Queue;
 use crate::schedule;
 use crate::state::State;
@@ -266,7 +266,9 @@ impl Progress {
             none => none.insert(Reader::open(fs).ok()?),
         };
         let state = reader.state();
-        let goes_on = state.can_progress(&|job| has_worker(state, job)) || has_unknown_jobs(fs, state);
+        let goes_on = state.can_progress(&|job| has_worker(state, job))
+            || has_unknown_jobs(fs, state)
+            || has_open_requests(fs, state);
         if !goes_on && !self.said {
             self.said = true;
             for (id, job) in state.queue().filter(|(_, job)| !has_worker(state, job)) {
@@ -283,6 +285,15 @@ impl Progress {
 
 fn has_worker(state: &State, job: &crate::state::Job) -> bool {
     state.live_workers().any(|(_, worker)| schedule::unfit(job, worker).is_none())
+}
+
+/// Whether a request is there that no master has answered: it may make something run again.
+fn has_open_requests(fs: &dyn Fs, state: &State) -> bool {
+    let Ok(entries) = fs.list(layout::CONTROL.as_ref()) else { return true };
+    let open = entries.iter().filter_map(|e| layout::parse_request(&e.name)).filter(|id| !state.answered.contains(id));
+    // One that is torn or malformed is never answered.
+    open.map(|id| (id, read_up_to(fs, &layout::request(id), 4 << 20)))
+        .any(|(id, bytes)| bytes.is_ok_and(|bytes| from_document::<Request>(&bytes).is_ok_and(|r| r.id == id)))
 }
 
 /// Whether a whole manifest is there that no master has taken in.
