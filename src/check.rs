@@ -245,10 +245,15 @@ impl Walk<'_> {
             }
             Ok(Look::Several(tokens)) => self.several(&tokens, &log),
         };
-        if let Some(head) = head {
-            let chain = self.chain(head, &log, file);
-            self.off_chain(head, &chain, &log);
-        }
+        let chain = match head {
+            Some(head) => {
+                let chain = self.chain(head, &log, file);
+                self.off_chain(head, &chain, &log);
+                chain
+            }
+            None => BTreeSet::new(),
+        };
+        self.bad_groups(head, &chain, &log);
         match Reader::open(self.fs) {
             Ok(reader) => self.state = Some(reader.state().clone()),
             Err(error) if head.is_some() => {
@@ -290,8 +295,8 @@ impl Walk<'_> {
             }
             let path = layout::decision(at);
             let Some(group) = log.groups.get(&at) else {
-                if log.bad.contains(&at) {
-                    // Reported as it was read.
+                if let Some(bad) = log.bad.get(&at) {
+                    self.error(What::Decision, &path, bad.why.clone()).hint = Some("restore it from a backup".into());
                 } else if !is_covered {
                     let why = if at == head {
                         "the newest decision has no file"
@@ -342,6 +347,26 @@ impl Walk<'_> {
         };
         self.error(What::Snapshot, &path, why);
         false
+    }
+
+    /// Reports the groups that cannot be read; those on the chain are known already.
+    fn bad_groups(&mut self, head: Option<DecisionId>, chain: &BTreeSet<DecisionId>, log: &Log) {
+        let needed = chain.first().and_then(|oldest| log.groups.get(oldest)).and_then(|group| group.header.prev);
+        for (id, bad) in &log.bad {
+            let path = layout::decision(*id);
+            if head == Some(*id) || needed == Some(*id) {
+                continue;
+            }
+            if head.is_some() && bad.is_torn {
+                self.notice(
+                    What::Decision,
+                    &path,
+                    "a candidate cut short, the rest of a killed master; no decision needs it",
+                );
+            } else {
+                self.error(What::Decision, &path, bad.why.clone());
+            }
+        }
     }
 
     fn off_chain(&mut self, head: DecisionId, chain: &BTreeSet<DecisionId>, log: &Log) {
@@ -577,13 +602,20 @@ impl Sound {
 /// All decision groups that are there.
 struct Log {
     groups: BTreeMap<DecisionId, Group>,
-    /// There, but not whole or not as the format says.
-    bad: BTreeSet<DecisionId>,
+    /// There, but not whole or not as the format says, with the reason. What that means depends on where the chain goes.
+    bad: BTreeMap<DecisionId, BadGroup>,
+}
+
+/// A decision group that cannot be read.
+struct BadGroup {
+    why: String,
+    /// As a master leaves it that is killed while it writes.
+    is_torn: bool,
 }
 
 impl Log {
     fn read(walk: &mut Walk<'_>) -> Self {
-        let mut log = Self { groups: BTreeMap::new(), bad: BTreeSet::new() };
+        let mut log = Self { groups: BTreeMap::new(), bad: BTreeMap::new() };
         let listed = gc::list_decisions(walk.fs, &mut || {});
         let ids = match listed {
             Ok(ids) => ids,
@@ -599,23 +631,18 @@ impl Log {
                     log.groups.insert(id, group);
                 }
                 Ok(Ok(group)) => {
-                    walk.error(What::Decision, &path, format!("it says that it is `{}`", group.header.id));
-                    log.bad.insert(id);
+                    log.put_bad(id, format!("it says that it is `{}`", group.header.id), false);
                 }
-                Ok(Err(bad)) => {
-                    walk.error(What::Decision, &path, bad.to_string()).hint = Some(
-                        "if no later decision builds on it, it is the rest of a killed master and harmless".into(),
-                    );
-                    log.bad.insert(id);
-                }
-                Err(error) => {
-                    walk.error(What::Decision, &path, error.to_string());
-                    log.bad.insert(id);
-                }
+                Ok(Err(bad)) => log.put_bad(id, bad.to_string(), bad == BadRecord::Torn),
+                Err(error) => log.put_bad(id, error.to_string(), false),
             }
             walk.tick();
         }
         log
+    }
+
+    fn put_bad(&mut self, id: DecisionId, why: String, is_torn: bool) {
+        self.bad.insert(id, BadGroup { why, is_torn });
     }
 }
 

@@ -345,6 +345,24 @@ fn evidence_from_a_claim_settles_which_candidate_was_bound() {
     assert_eq!(group.header.prev, Some(won));
 }
 
+// A master was killed on NFS right after it made the file of its next decision: an empty one, beside the one that its successor
+// bound under the same number.
+#[test]
+fn a_candidate_cut_short_is_no_damage_and_a_decision_cut_short_is() {
+    let (fs, first) = queue();
+    let torn = id(first.generation + 1, 9);
+    put(&fs, &layout::decision(torn), b"");
+    let bound = commit(&fs, first, 8);
+    commit(&fs, bound, 7);
+    assert_eq!(errors(&fs), Vec::<String>::new());
+    assert_eq!(run(&fs).problems.iter().map(|p| p.path.clone()).collect::<Vec<_>>(), [layout::decision(torn)]);
+    fs.unlink(&layout::decision(bound)).expect("removed");
+    put(&fs, &layout::decision(bound), b"{");
+    let found = errors(&fs);
+    assert!(found.iter().any(|text| text.contains(&bound.to_string())), "{found:?}");
+    assert!(found.iter().all(|text| !text.contains(&torn.to_string())), "{found:?}");
+}
+
 #[test]
 fn missing_directories_are_made_again() {
     let (fs, _) = queue();
