@@ -50,8 +50,7 @@ impl Queue {
     /// Fails if there is no whole `FQ`, if the format is newer than this program, and if the directory is writable by everybody
     /// or belongs to another user than root and the caller (a queue made for a group may belong to any of its members).
     pub fn open(root: &Path) -> Result<Self, QueueError> {
-        let no_queue = |source| QueueError::NoQueue { root: root.to_owned(), source };
-        let plain = HostFs::open(root, HostOptions::default()).map_err(no_queue)?;
+        let plain = HostFs::open(root, HostOptions::default()).map_err(|e| unopened(root, e))?;
         let stat = plain.root_stat().map_err(|source| QueueError::Fs { root: root.to_owned(), source })?;
         if stat.mode & 0o002 != 0 {
             return Err(QueueError::WorldWritable { root: root.to_owned(), mode: stat.mode });
@@ -61,7 +60,7 @@ impl Queue {
         if !is_trusted_owner(stat.uid, me, file.gid) {
             return Err(QueueError::Stranger { root: root.to_owned(), uid: stat.uid });
         }
-        let fs = HostFs::open(root, host_options(file.durability, file.gid)).map_err(no_queue)?;
+        let fs = HostFs::open(root, host_options(file.durability, file.gid)).map_err(|e| unopened(root, e))?;
         Ok(Self { fs: Arc::new(fs), file })
     }
 
@@ -73,6 +72,16 @@ impl Queue {
     /// Reads the limits that the operator wants; those in force are the ones that a decision took over.
     pub fn limits(&self) -> Result<Limits, QueueError> {
         read_limits(&*self.fs, self.root())
+    }
+}
+
+/// What it means that `root` cannot be opened. That there is no queue is said only where the storage says so: a mount that has
+/// lost its connection may have one, and nobody should be told to make another there.
+fn unopened(root: &Path, source: FsError) -> QueueError {
+    let root = root.to_owned();
+    match source.kind {
+        ErrorKind::NotFound | ErrorKind::Planted => QueueError::NoQueue { root, source },
+        _ => QueueError::Fs { root, source },
     }
 }
 
@@ -507,6 +516,7 @@ impl std::error::Error for QueueError {
 mod tests {
     use super::*;
     use crate::clock::fixed::{Dice, Still};
+    use crate::fs::Call;
     use crate::fs::memory::MemoryFs;
 
     const ROOT: &str = "/scratch/q";
@@ -522,6 +532,18 @@ mod tests {
 
     fn put(fs: &MemoryFs, path: &str) {
         fs::put_new(fs, Path::new(path), b"x", 0o644).expect("a file");
+    }
+
+    // On GlusterFS a client that was cut off says ENOTCONN for the directory itself. Taken for "no queue", `submit` would try to
+    // make one there.
+    #[test]
+    fn a_directory_that_cannot_be_reached_is_not_called_no_queue() {
+        let at = |errno| unopened(Path::new(ROOT), FsError::new(Call::Open, Path::new(""), errno));
+        assert!(matches!(at(libc::ENOENT), QueueError::NoQueue { .. }));
+        assert!(matches!(at(libc::ENOTDIR), QueueError::NoQueue { .. }));
+        for errno in [libc::ENOTCONN, libc::EIO, libc::EACCES, libc::ETIMEDOUT] {
+            assert!(matches!(at(errno), QueueError::Fs { .. }), "{errno}");
+        }
     }
 
     #[test]
