@@ -375,6 +375,11 @@ fn dead_host(kind: &MountKind, late: &str, findings: &mut Findings) {
     }
 }
 
+/// Whether two mounts of this kind on one host are one client to the server, so that it keeps nothing coherent between them.
+fn is_one_client(kind: &MountKind) -> bool {
+    matches!(kind, MountKind::Nfs { .. }) && !kind.same_tick_hole()
+}
+
 /// What the two mounts see of each other.
 fn between(measured: &Measurements, pair: &Pair, findings: &mut Findings) {
     if pair.shares_caches {
@@ -392,7 +397,17 @@ fn between(measured: &Measurements, pair: &Pair, findings: &mut Findings) {
     race(pair.rename_race.as_ref(), &RENAME, who, findings);
     race(pair.create_race.as_ref(), &CREATE, who, findings);
     delay(measured, pair.names, "a new name", findings);
-    delay(measured, pair.bytes_reopened, "appended and synced bytes", findings);
+    if pair.bytes_reopened.is_some_and(|lag| lag.seen.is_none() && lag.unseen > 0)
+        && is_one_client(&measured.mount.kind)
+    {
+        // The server calls back no delegation that the writing client holds itself, so the other mount trusts its cache for ever.
+        findings.warn(
+            "appended bytes never reached the other mount, which says nothing here: to the NFSv4 server both are one client",
+            "whether other hosts see them is not known; `fq worker` on two hosts tells",
+        );
+    } else {
+        delay(measured, pair.bytes_reopened, "appended and synced bytes", findings);
+    }
     if pair.bytes_kept.is_some_and(|lag| lag.unseen > 0) {
         findings.note("a file that is kept open does not show new bytes", "fq opens files again for each look");
     }

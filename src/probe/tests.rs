@@ -367,6 +367,17 @@ fn a_local_disk_is_fine() {
     check(&good("tmpfs", MountKind::Local, "rw"), Level::Warn, "lives in memory");
 }
 
+// Measured on NFS 4.2 with two mounts of one host, one with `nosharecache`, while two hosts saw each other's bytes within seconds.
+#[test]
+fn bytes_that_two_mounts_of_one_nfs4_client_hide_from_each_other_make_nothing_unsafe() {
+    let hidden = Some(Lag { seen: None, unseen: 2, limit_ms: 70_000 });
+    let pair = Pair { bytes_reopened: hidden, ..good_pair() };
+    let on = |version| Measurements { pair: Some(pair.clone()), ..nfs(version, "rw,hard,local_lock=none") };
+    assert_eq!(worst(&on("4.2")), Level::Warn);
+    check(&on("4.2"), Level::Warn, "both are one client");
+    check(&on("3"), Level::Unsafe, "appended and synced bytes did not reach the other mount");
+}
+
 #[test]
 fn two_good_mounts_have_nothing_worse_than_notes() {
     let measured = Measurements { pair: Some(good_pair()), ..nfs("4.2", "rw,hard,local_lock=none") };
