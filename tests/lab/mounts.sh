@@ -123,8 +123,10 @@ _host_up() {
     local outer=$!
     for ((i = 0; i < 50; i++)); do
         read -r SHARED_FS_HOST[$1] _ <"/proc/$outer/task/$outer/children" 2>/dev/null
-        [ -n "${SHARED_FS_HOST[$1]}" ] && [ "$(nsenter -t "${SHARED_FS_HOST[$1]}" -u hostname 2>/dev/null)" = "fq-$1" ] && return 0
-        sleep 0.1
+        [ -n "${SHARED_FS_HOST[$1]}" ] && [ "$(nsenter -t "${SHARED_FS_HOST[$1]}" -u hostname 2>/dev/null)" = "fq-$1" ] || { sleep 0.1; continue; }
+        # Kept open, so that no later namespace gets this one's number: a new host is another one.
+        exec {i}<"/proc/${SHARED_FS_HOST[$1]}/ns/pid"
+        return 0
     done
     skipped "$SHARED_FS" "cannot make a pid namespace for client $1"
 }
@@ -152,6 +154,7 @@ on_bg() {
         "$FQ_LAB/nfs/on" "$c" "setsid sh -c $(_quote "$*") >$log 2>&1 </dev/null &"
     else
         setsid nsenter -t "$(_host "$c")" -p -m -u sh -c "$*" >"$log" 2>&1 </dev/null &
+        disown
     fi
 }
 # binary_for CLIENT FILE: path under which the client can run a host binary, or fails with a reason
