@@ -109,14 +109,14 @@ fs_down() { if is_nfs; then nfs_down; else _fuse_down; fi; }
 # A FUSE client is only a mount. A host for it: host name and pid namespace of its own, so that what
 # runs there is another host to everybody else, and dies at once with its first process.
 declare -A SHARED_FS_HOST=()
-_host() { # _host CLIENT: pid of the host's first process; starts the host when there is none
+# _host CLIENT: pid of the host's first process
+_host() {
     local p=${SHARED_FS_HOST[$1]:-}
     [ -n "$p" ] && [ -d "/proc/$p/ns" ] || { echo "shared-fs: host $1 is not up" >&2; return 1; }
     echo "$p"
 }
 _host_up() {
-    local f=${SHARED_FS_LOG%.log}.$1.pid i
-    rm -f "$f"
+    local i
     # The first process reaps what is orphaned there. bash's wait does that too.
     setsid unshare --fork --pid --mount-proc --uts --kill-child=KILL \
         bash -c 'hostname "$0"; while :; do sleep 3600 & wait; done' "fq-$1" >>"$SHARED_FS_LOG" 2>&1 </dev/null &
