@@ -383,7 +383,7 @@ fn a_job_that_is_forgotten_is_on_nobodys_list_any_more() {
     let cancel = Action::Cancel { targets: vec!["1".parse().unwrap()], reason: "no".into() };
     d.ok(Op::Answer { id: Nonce(1), action: cancel, uid: 7 });
     // The desk compares with a snapshot, which has no such list.
-    d.ok(Op::Prune { jobs: Ranges::span(1, 1) });
+    d.ok(Op::Prune { jobs: Ranges::span(1, 1), workers: Vec::new() });
 }
 
 #[test]

@@ -81,7 +81,10 @@ fn operation(state: &State, draw: Draw) -> Option<Op> {
                 _ => Op::Reject { job, why: "no".into() },
             })
         }
-        24 => Some(Op::Prune { jobs: Ranges::span(1, u64::from(b) % JOBS + 1) }),
+        24 => Some(Op::Prune {
+            jobs: Ranges::span(1, u64::from(b) % JOBS + 1),
+            workers: state.workers.keys().cloned().collect(),
+        }),
         25 => Some(match b % 4 {
             0 => Op::Quarantine { files: vec!["x".into()] },
             1 => Op::Purge { by: *state.trash.keys().next()? },
