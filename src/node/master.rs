@@ -106,7 +106,7 @@ pub fn run_master(
         let now = HostClock.boot();
         let is_empty = until_empty && now >= ask_at && {
             ask_at = now + Duration::from_secs(1);
-            progress.ask(queue.fs.as_ref()) == Some(false)
+            progress.ask(queue.fs.as_ref(), None) == Some(false)
         };
         if is_told || is_empty {
             thread.stop(Duration::from_secs(10));

@@ -118,7 +118,7 @@ pub fn run_worker(
     let mut store = Store::new(queue.fs.as_ref(), &HostChance, &limits, wid.clone());
     let mut outside = HostOutside::new(scratch.dir.clone());
     let mut progress = Progress::new(say.clone());
-    let mut can_progress = || progress.ask(queue.fs.as_ref());
+    let mut can_progress = || progress.ask(queue.fs.as_ref(), Some(&wid));
     let is_member = |uid, gid| members.has(uid, gid);
     macro_rules! world {
         () => {
@@ -170,7 +170,6 @@ pub fn run_worker(
             }
             if link.keeper_gone() {
                 worker.lose_keeper(&mut world!());
-                continue;
             }
         }
         let wait = step.next.saturating_sub(HostClock.boot());
@@ -256,8 +255,9 @@ impl Progress {
         Self { reader: None, said: false, say: Box::new(say) }
     }
 
-    /// Whether there is progress; `None` if the queue cannot be read at the moment.
-    pub(super) fn ask(&mut self, fs: &dyn Fs) -> Option<bool> {
+    /// Whether there is progress, or will be once `me` is admitted; whoever runs nothing itself waits for the first worker. `None`
+    /// if the queue cannot be read at the moment.
+    pub(super) fn ask(&mut self, fs: &dyn Fs, me: Option<&WorkerId>) -> Option<bool> {
         let reader = match &mut self.reader {
             Some(reader) => {
                 reader.refresh(fs).ok()?;
@@ -266,7 +266,11 @@ impl Progress {
             none => none.insert(Reader::open(fs).ok()?),
         };
         let state = reader.state();
-        let goes_on = state.can_progress(&|job| has_worker(state, job))
+        let one_comes = match me {
+            Some(me) => !state.workers.contains_key(me),
+            None => state.live_workers().next().is_none(),
+        };
+        let goes_on = state.can_progress(&|job| one_comes || has_worker(state, job))
             || has_unknown_jobs(fs, state)
             || has_open_requests(fs, state);
         if !goes_on && !self.said {
