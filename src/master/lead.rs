@@ -298,7 +298,7 @@ impl Lead {
         self.meet_workers(env, file, out)?;
         self.take_in_jobs(env, out)?;
         self.answer_requests(env, file, out)?;
-        self.observe(env, out)?;
+        self.observe(env, file, out)?;
         self.ask_back(env)?;
         self.place(env)?;
         self.collect(env, out)?;

@@ -1,17 +1,19 @@
 //! What workers say in their journals, and whether they still live (spec: leases).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::fs::{Fs, Locked};
+use crate::fs::{Fs, FsError, Locked};
 use crate::gc;
 use crate::journal::{Tail, TailNews};
 use crate::lease::{self, Evidence, LockSeen, Observation, Silence, Verdict};
 use crate::process::{Group, Liveness};
-use crate::protocol::id::{AttemptId, WorkerId};
+use crate::protocol::id::{AttemptId, Nonce, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
-use crate::protocol::record::{Departure, EndLine, Ended, Limits, Line, Op, Outcome as How, Ref, Requeue, Seen};
+use crate::protocol::record::{
+    Departure, EndLine, Ended, Limits, Line, Op, Outcome as How, QueueFile, Ref, Requeue, Seen, attempt_token,
+};
 use crate::state::{State, Worker};
 use crate::store;
 
@@ -39,8 +41,6 @@ pub(super) struct Watched {
     /// Starts that are not decided yet, and since when.
     starts: BTreeSet<AttemptId>,
     starts_since: Duration,
-    /// Process groups of attempts that started and have not ended.
-    groups: BTreeMap<AttemptId, Group>,
     silence: Silence,
     lock: LockSeen,
     lock_has_refused: bool,
@@ -64,7 +64,6 @@ impl Watched {
             done: seq,
             starts: BTreeSet::new(),
             starts_since: now,
-            groups: BTreeMap::new(),
             silence: Silence::default(),
             lock: LockSeen::Untried,
             lock_has_refused: false,
@@ -102,7 +101,7 @@ impl Watched {
 
 impl Lead {
     /// Reads journals that are due, judges all workers, and decides what follows.
-    pub(super) fn observe(&mut self, env: Env, out: &mut Outcome) -> Result<(), Halt> {
+    pub(super) fn observe(&mut self, env: Env, file: &QueueFile, out: &mut Outcome) -> Result<(), Halt> {
         let now = env.clock.boot();
         let live: Vec<WorkerId> = self.work.live_workers().map(|(w, _)| w.clone()).collect();
         self.watched.retain(|w, _| live.contains(w));
@@ -118,7 +117,7 @@ impl Lead {
             self.judge_all(env, &live, out);
         }
         for w in &live {
-            self.see_off(env, w, out)?;
+            self.see_off(env, file, w, out)?;
         }
         Ok(())
     }
@@ -198,13 +197,12 @@ impl Lead {
                     }
                     seen.push(Seen::Got(got));
                 }
-                Line::Start { a, group, .. } => {
+                Line::Start { a, .. } => {
                     if has(*a) {
                         if watched.starts.is_empty() {
                             watched.starts_since = now;
                         }
                         watched.starts.insert(*a);
-                        watched.groups.insert(*a, group.clone());
                     }
                 }
                 Line::End(end) => {
@@ -215,7 +213,6 @@ impl Lead {
                         over.insert(end.a);
                         seen.push(Seen::Ended(Ended { a: end.a, line: seq, how, ms: end.ms }));
                     }
-                    watched.groups.remove(&end.a);
                     watched.starts.remove(&end.a);
                 }
                 Line::Released { a, why } => {
@@ -291,7 +288,7 @@ impl Lead {
     }
 
     /// Declares a worker gone that has said so, that is dead, or whose journal is not of this chain.
-    fn see_off(&mut self, env: Env, w: &WorkerId, out: &mut Outcome) -> Result<(), Halt> {
+    fn see_off(&mut self, env: Env, file: &QueueFile, w: &WorkerId, out: &mut Outcome) -> Result<(), Halt> {
         let Some(watched) = self.watched.get(w) else { return Ok(()) };
         if watched.said_bye {
             let why = "it ended in order".to_owned();
@@ -317,17 +314,25 @@ impl Lead {
         self.digest(env, w, true)?;
         let Some(watched) = self.watched.get(w) else { return Ok(()) };
         if watched.said_bye || watched.refused.is_some() {
-            return self.see_off(env, w, out);
+            return self.see_off(env, file, w, out);
         }
         if watched.verdict != Verdict::Dead(evidence) || watched.missing_since.is_some() {
             return Ok(());
         }
         if evidence == Evidence::Processes {
-            let groups: Vec<Group> = watched.groups.values().cloned().collect();
-            if !groups.is_empty() && env.host.end_leftovers(&groups) > 0 {
+            let Some(worker) = self.work.workers.get(w).filter(|worker| !worker.out.is_empty()) else {
+                return self.lose(w, evidence, out);
+            };
+            let Ok(groups) = started(env, file.id, &self.work, (w, worker)) else { return Ok(()) };
+            if env.host.end_leftovers(&groups) > 0 {
                 return Ok(());
             }
         }
+        self.lose(w, evidence, out)
+    }
+
+    fn lose(&mut self, w: &WorkerId, evidence: Evidence, out: &mut Outcome) -> Result<(), Halt> {
+        let Some(watched) = self.watched.get(w) else { return Ok(()) };
         let why = match evidence {
             Evidence::Processes => "its processes are gone from this host".to_owned(),
             Evidence::Lock => "its lock came free and its journal is silent".to_owned(),
@@ -335,6 +340,25 @@ impl Lead {
         };
         out.notes.push(format!("worker {w} is lost: {why}"));
         self.decide(Op::Gone { w: w.clone(), how: Departure::Lost, why })
+    }
+}
+
+/// All by which processes of the attempts that `w` has and that are not over can be told: the groups that its journal records, read
+/// from the beginning, for starts that an earlier master took note of are in nobody's memory; and the tokens, for an attempt may
+/// have started without a record.
+fn started(env: Env, queue: Nonce, state: &State, (w, worker): (&WorkerId, &Worker)) -> Result<Vec<Group>, FsError> {
+    let held = worker.out.iter().filter_map(|(&(job, at), &number)| Some(state.job(job)?.attempt_id(at, number)));
+    let mut groups: Vec<Group> = held.map(|a| Group { pid: 0, ticks: 0, token: attempt_token(queue, w, a) }).collect();
+    let mut tail = Tail::new(w.clone());
+    loop {
+        let news = tail.poll(env.fs)?;
+        groups.extend(news.lines.into_iter().filter_map(|(_, line)| match line {
+            Line::Start { a, group, .. } if owns(state, worker, a).is_some() => Some(group),
+            _ => None,
+        }));
+        if !news.grew {
+            return Ok(groups);
+        }
     }
 }
 

@@ -99,7 +99,9 @@ struct Seen {
 fn leftovers(groups: &[Group], seen: &[Seen]) -> Vec<Stat> {
     let tokens: HashSet<&[u8]> =
         groups.iter().map(|group| group.token.as_bytes()).filter(|token| !token.is_empty()).collect();
-    let recorded: HashMap<u32, &Group> = groups.iter().map(|group| (group.pid, group)).collect();
+    // Group 0 is that of the kernel, and of processes from outside the namespace.
+    let recorded: HashMap<u32, &Group> =
+        groups.iter().filter(|group| group.pid > 0).map(|group| (group.pid, group)).collect();
     let is_ours = |process: &Seen| matches!(&process.token, Token::Is(token) if tokens.contains(token.as_slice()));
     let proved: HashSet<u32> = seen
         .iter()
@@ -206,6 +208,13 @@ mod tests {
             chosen(&[seen(52, 50, 9, Some("a")), seen(53, 50, 9, None), seen(60, 60, 9, Some("a"))]),
             [52, 53, 60]
         );
+    }
+
+    #[test]
+    fn an_attempt_whose_start_was_not_recorded_is_known_by_its_token() {
+        let group = Group { pid: 0, ticks: 0, token: "a".into() };
+        let seen = [seen(51, 51, 9, Some("a")), seen(52, 0, 9, Some("a")), seen(2, 0, 0, None)];
+        assert_eq!(leftovers(&[group], &seen).iter().map(|s| s.pid).collect::<Vec<_>>(), [51, 52]);
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub struct Started {
 /// A process group as recorded in a journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Process id of the leader, which is the group's id.
+    /// Process id of the leader, which is the group's id; 0 where the start was not recorded.
     pub pid: u32,
     /// The leader's start time in clock ticks since boot, as in field 22 of `/proc/<pid>/stat`.
     pub ticks: u64,

@@ -8,7 +8,7 @@ use crate::fs::FsError;
 use crate::process::{Child, End, Event, Process, SetupFailure, Signal, Status, Stdin, Step, Stream, Usage};
 use crate::protocol::digest::Digest;
 use crate::protocol::id::AttemptId;
-use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue};
+use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue, attempt_token};
 use crate::store;
 
 use super::jobs::{Job, JobStdin, NoJob};
@@ -341,7 +341,7 @@ impl Worker {
                 JobStdin::Small(bytes) => Stdin::Bytes(bytes.clone()),
                 JobStdin::Large(value) => Stdin::File(copy_stdin(world, value, next.a, &mut dirs)?),
             };
-            let token = format!("{}.{}.{}", self.options.queue, self.options.wid, next.a);
+            let token = attempt_token(self.options.queue, &self.options.wid, next.a);
             let recipe = Recipe {
                 options: &self.options,
                 manifest,

@@ -232,3 +232,8 @@ pub enum Requeue {
     /// The worker could not write any more.
     Storage,
 }
+
+/// The token of an attempt: what `FQ_ATTEMPT_TOKEN` says in all of its processes, by which strays are recognised and ended.
+pub fn attempt_token(queue: Nonce, w: &WorkerId, a: AttemptId) -> String {
+    format!("{queue}.{w}.{a}")
+}
