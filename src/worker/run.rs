@@ -466,6 +466,7 @@ fn copy_stdin(
 ) -> Result<PathBuf, SetupFailure> {
     let path = make_dir(world, &format!("{a}.stdin"), dirs)?.join("stdin");
     let fs = world.fs;
+    let mut lost = None;
     let made = world.outside.make_file(&path, 0o600, &mut |sink| {
         let mut written = Ok(());
         let copied = store::copy_to(fs, value, &mut |bytes| {
@@ -473,9 +474,12 @@ fn copy_stdin(
                 written = sink(bytes);
             }
         });
-        copied.map_err(|error| std::io::Error::other(error.to_string())).and(written)
+        copied.map_err(|error| std::io::Error::other(lost.insert(error.to_string()).clone())).and(written)
     });
-    made.map_err(|error| input_failure(&error, &path))?;
+    made.map_err(|error| match lost {
+        Some(why) => SetupFailure { step: Step::Input, errno: "EIO".to_owned(), path: why },
+        None => input_failure(&error, &path),
+    })?;
     Ok(path)
 }
 
