@@ -1,4 +1,6 @@
 //! The tests of the whole: one binary, one module per feature.
+mod chaos;
+mod deaths;
 mod docs;
 mod examples;
 mod exec;

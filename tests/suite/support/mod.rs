@@ -1,5 +1,7 @@
 //! One builder for tests of the binary: a queue in a temporary directory, commands run in it, what they said.
 
+pub(crate) mod live;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
