@@ -14,6 +14,7 @@ mod exec;
 mod exit;
 mod export;
 mod fsck;
+mod gc;
 mod help;
 mod init;
 mod interrupt;
@@ -99,6 +100,7 @@ enum Command {
     /// Lets held jobs or tasks start
     Release(ask::Args),
     Fsck(fsck::Args),
+    Gc(gc::Args),
     Doctor(doctor::Args),
     Guard(exec::GuardArgs),
     Completions(help::CompletionArgs),
@@ -126,6 +128,7 @@ impl Command {
             Self::Hold(args) => ask::hold(&args),
             Self::Release(args) => ask::release(&args),
             Self::Fsck(args) => fsck::run(&args),
+            Self::Gc(args) => gc::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Guard(args) => exec::guard(&args),
             Self::Completions(args) => help::completions(&args),
