@@ -391,7 +391,7 @@ fn go_on(
         if bench.clock.boot() >= end || turn.is_multiple_of(10) && is_over(boss, worker) {
             break;
         }
-        if worker.load() > 0 {
+        if worker.load() > 0 && !worker.is_paused() {
             // Its children live in real time.
             worker.wait();
             worker.due = Duration::ZERO;
@@ -461,7 +461,7 @@ fn outlives(what: &str, rule: &Rule, files: fn(&Bench) -> &Files) {
     for job in jobs.iter().filter_map(|&job| during.job(job)) {
         assert!(!is_failed(job.tasks[0].state), "{what}: {:?}", job.tasks[0]);
     }
-    let ended = go_on(&bench, &mut boss, &mut worker, Duration::from_secs(300), |_, _| {
+    let ended = go_on(&bench, &mut boss, &mut worker, Duration::from_secs(120), |_, _| {
         let state = bench.state();
         jobs.iter().all(|&job| state.job(job).is_some_and(|job| job.tasks[0].state == TaskState::Done))
     });
