@@ -3,6 +3,7 @@
 //! The library never prints and never reads the user's environment; the `fq` binary in `cli` is its face.
 //! `ARCHITECTURE.md` has the map of the modules, `spec/` the protocol that they implement.
 
+pub mod beacon;
 pub mod check;
 pub mod client;
 pub mod clock;

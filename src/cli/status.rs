@@ -36,7 +36,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let look = Look::open(&args.place)?;
     let only: Vec<_> = args.ids.iter().flat_map(|list| list.0.clone()).collect();
     look.must_exist(&only)?;
-    let status = view::status(look.state(), &look.pending, &only, look.decided_at_ms());
+    let mut status = view::status(look.state(), &look.pending, &only, look.decided_at_ms());
+    status.trouble = view::trouble(&*look.queue.fs, look.state());
     if args.json {
         json::print(&status)?;
     } else {
@@ -67,6 +68,9 @@ fn text(status: &QueueStatus) -> String {
             let _ = writeln!(text, "master: {} (pid {}), term {}", master.id, master.pid, master.term);
         }
         None => text.push_str("master: none\n"),
+    }
+    for why in &status.trouble {
+        let _ = writeln!(text, "trouble: {}", tame(why));
     }
     if status.jobs.iter().any(|job| !job.taken_in) {
         text.push_str("* not taken in by a master yet\n");

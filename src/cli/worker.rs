@@ -8,7 +8,7 @@ use std::time::Duration;
 use fq::clock::{Chance as _, HostChance};
 use fq::fs::outside::HostOutside;
 use fq::keeper::{self, KeeperOptions, Link};
-use fq::node::{self, WorkerSetup};
+use fq::node::{self, WorkerFailure, WorkerSetup};
 use fq::process::ThisHost;
 use fq::protocol::id::Nonce;
 use fq::protocol::record::Limits;
@@ -135,8 +135,11 @@ fn work(args: &Args, link: &Link) -> Outcome {
         bin,
     };
     let keeper = ThisHost::new().ok().and_then(|host| host.parent());
-    let over = node::run_worker(&queue, &setup, Some(link), keeper, out::remark)
-        .map_err(|e| Failure::new(exit::FQ_FAILED, e.to_string()))?;
+    let over = node::run_worker(&queue, &setup, Some(link), keeper, out::remark).map_err(|failure| match failure {
+        WorkerFailure::Files(error) => Failure::files("cannot start a worker", &error),
+        WorkerFailure::Queue(halt) => Failure::new(exit::NOT_A_QUEUE, halt.to_string()).hint("`fq fsck` tells more"),
+        WorkerFailure::Host(why) => Failure::new(exit::FQ_FAILED, why),
+    })?;
     out::remark(&format!("the worker has ended: {}", over.why));
     Ok(u8::try_from(over.code).unwrap_or(exit::FQ_FAILED))
 }

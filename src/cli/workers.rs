@@ -1,5 +1,7 @@
 //! `fq workers`: who runs tasks.
 
+use std::fmt::Write as _;
+
 use fq::client::view;
 
 use super::look::Look;
@@ -23,7 +25,8 @@ pub(crate) struct Args {
 /// Runs `fq workers`.
 pub(crate) fn run(args: &Args) -> Outcome {
     let look = Look::open(&args.place)?;
-    let list = view::workers(look.state(), args.all);
+    let mut list = view::workers(look.state(), args.all);
+    list.trouble = view::trouble(&*look.queue.fs, look.state());
     if args.json {
         json::print(&list)?;
         return Ok(exit::OK);
@@ -38,6 +41,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let state = format!("{}{reason}", worker.state);
         rows.push(vec![worker.id.clone(), worker.pid.to_string(), state, worker.cpus.to_string(), mem, tasks]);
     }
-    out::bytes(out::table(&rows).as_bytes())?;
+    let mut text = out::table(&rows);
+    for why in &list.trouble {
+        let _ = writeln!(text, "trouble: {}", tame(why));
+    }
+    out::bytes(text.as_bytes())?;
     Ok(exit::OK)
 }

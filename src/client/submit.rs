@@ -110,7 +110,8 @@ pub fn bind(fs: &dyn Fs, mode: u32, manifest: &mut Manifest) -> Result<JobId, Bi
             }
             Err(Stopped::Failed { error, created }) => {
                 doubts += 1;
-                if error.refused() || doubts == DOUBTS_MAX {
+                // Where nothing fits, the next number would only be one more file that is cut short.
+                if error.refused() || error.kind == ErrorKind::NoSpace || doubts == DOUBTS_MAX {
                     let there = created && is_ours(fs, &path, manifest.sub);
                     let job = manifest.job;
                     return Err(if there {

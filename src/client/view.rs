@@ -12,6 +12,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::beacon;
 use crate::fs::{self, Fs, FsError};
 use crate::journal;
 use crate::process::{Status, Usage};
@@ -173,8 +174,35 @@ pub struct QueueStatus {
     pub workers: WorkerCounts,
     /// Who leads, if anybody does.
     pub master: Option<MasterStatus>,
+    /// What keeps the queue from going on at the moment, such as a full disk.
+    pub trouble: Vec<String>,
     /// The newest decision.
     pub head: String,
+}
+
+/// So much free space is as good as none: what waits to be written is often larger.
+const BYTES_FREE_MIN: u64 = 64 << 10;
+/// A decision, a message and a segment of a journal, each under a name of its own.
+const INODES_FREE_MIN: u64 = 4;
+
+/// What keeps the queue from going on at the moment: no free space as this host sees it, and what the master says about itself.
+///
+/// A worker that cannot write cannot say so in its journal either; this is how people learn why all stand still.
+pub fn trouble(fs: &dyn Fs, state: &State) -> Vec<String> {
+    let mut trouble = Vec::new();
+    if let Ok(space) = fs.space() {
+        if space.bytes_free < BYTES_FREE_MIN {
+            let free = space.bytes_free;
+            trouble
+                .push(format!("the file system is full ({free} bytes are left): workers pause until there is space"));
+        }
+        if space.inodes_free < INODES_FREE_MIN {
+            trouble.push("the file system is full (no inodes are left): workers pause until files are removed".into());
+        }
+    }
+    let said = state.master.as_ref().and_then(|leader| beacon::trouble(fs, state.term, leader.lead));
+    trouble.extend(said.map(|why| format!("the master cannot work: {why}")));
+    trouble
 }
 
 /// One job in `fq status`.
@@ -270,7 +298,8 @@ pub fn status(state: &State, pending: &[Pending], only: &[Target], decided_at_ms
         decided_at_ms,
     });
     let jobs = jobs.into_values().collect();
-    QueueStatus { schema: SCHEMA, tasks, jobs, unreadable, workers, master, head: state.at.to_string() }
+    let (trouble, head) = (Vec::new(), state.at.to_string());
+    QueueStatus { schema: SCHEMA, tasks, jobs, unreadable, workers, master, trouble, head }
 }
 
 /// `fq show --json` of a task.
@@ -708,6 +737,8 @@ pub struct Workers {
     pub schema: u32,
     /// The incarnations, by their number.
     pub workers: Vec<WorkerView>,
+    /// What keeps the queue from going on at the moment, such as a full disk.
+    pub trouble: Vec<String>,
 }
 
 /// A worker incarnation.
@@ -753,7 +784,7 @@ pub fn workers(state: &State, all: bool) -> Workers {
             .filter_map(|(&(id, at), &n)| Some(state.jobs.get(&id)?.attempt_id(at, n).to_string()))
             .collect(),
     };
-    Workers { schema: SCHEMA, workers: list.into_iter().map(view).collect() }
+    Workers { schema: SCHEMA, workers: list.into_iter().map(view).collect(), trouble: Vec::new() }
 }
 
 /// `fq list --json`.

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use crate::beacon::Tail;
 use crate::clock::Chance;
 use crate::decision::{Author, ChainError, Commit, Writer};
-use crate::fs::{self, Fs};
 use crate::lease::Silence;
 use crate::process::Liveness;
 use crate::protocol::id::DecisionId;
-use crate::protocol::layout;
 use crate::protocol::record::{BeaconLine, Limits, Op};
 use crate::state::Leader;
 
@@ -23,7 +22,9 @@ const STAND_SPREAD: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Follow {
     look_at: Duration,
+    /// The newest head and the beat of the beacon.
     seen: Option<(DecisionId, u64)>,
+    beacon: Option<Tail>,
     silence: Silence,
     /// When it stands, once there is no leader.
     stand_at: Option<Duration>,
@@ -32,7 +33,7 @@ pub(super) struct Follow {
 
 impl Follow {
     pub(super) fn new(now: Duration) -> Self {
-        Self { look_at: now, seen: None, silence: Silence::default(), stand_at: None, quiet_since: now }
+        Self { look_at: now, seen: None, beacon: None, silence: Silence::default(), stand_at: None, quiet_since: now }
     }
 
     pub(super) fn hint(&mut self, hint: &Hint) {
@@ -61,14 +62,15 @@ impl Follow {
             self.look_at = now;
         }
         if now >= self.look_at {
-            match writer.refresh(env.fs, env.chance) {
-                Ok(_) => {}
-                Err(e) => {
-                    self.silence.failed();
-                    return Next::Blind(e);
-                }
+            // A beacon that goes on tells enough: somebody leads, whatever was decided meanwhile.
+            let line = leader.as_ref().and_then(|leader| self.look_at_beacon(env, writer.state().term, leader));
+            let beat = line.as_ref().map_or(0, |line| line.beat);
+            let goes_on = self.stand_at.is_none() && self.seen.is_some_and(|(_, seen)| beat > seen);
+            if !goes_on && let Err(e) = writer.refresh(env.fs, env.chance) {
+                self.silence.failed();
+                return Next::Blind(e);
             }
-            self.judge(env, writer, leader.as_ref(), out);
+            self.judge(env, writer, leader.as_ref(), line, out);
         }
         if self.stand_at.is_some_and(|at| now >= at) {
             return self.stand(env, writer, options);
@@ -78,8 +80,24 @@ impl Follow {
         Next::At(at)
     }
 
-    /// Takes note of what a look shows, and decides whether to stand and when to look again.
-    fn judge(&mut self, env: Env, writer: &Writer, before: Option<&Leader>, out: &mut Outcome) {
+    fn look_at_beacon(&mut self, env: Env, term: u64, leader: &Leader) -> Option<BeaconLine> {
+        let tail = match &mut self.beacon {
+            Some(tail) if tail.is_of(term, leader.lead) => tail,
+            other => other.insert(Tail::new(term, leader.lead)),
+        };
+        tail.look(env.fs).ok().flatten().cloned()
+    }
+
+    /// Takes note of what a look shows, and decides whether to stand and when to look again. `line` is the last one of the
+    /// beacon of the leader `before` the look.
+    fn judge(
+        &mut self,
+        env: Env,
+        writer: &Writer,
+        before: Option<&Leader>,
+        line: Option<BeaconLine>,
+        out: &mut Outcome,
+    ) {
         let now = env.clock.boot();
         let state = writer.state();
         let limits = &state.limits;
@@ -89,19 +107,23 @@ impl Follow {
             self.look_at = now + Duration::from_millis(200);
             return;
         };
+        let line = line.filter(|_| before == Some(leader));
         if before != Some(leader) {
             self.stand_at = None;
             self.silence.restart();
+            self.seen = None;
         }
-        let beat = last_beat(env.fs, state.term, leader.lead).map_or(0, |line| line.beat);
-        let seen = (state.at, beat);
-        let grew = self.seen != Some(seen);
-        self.seen = Some(seen);
-        if grew {
-            self.quiet_since = if state.at.generation > 0 && before.is_none() { now } else { self.quiet_since };
-            if env.host.liveness(&leader.identity) != Liveness::Gone {
-                self.stand_at = None;
-            }
+        // A beacon that cannot be read at the moment is no sign of anything.
+        let known = self.seen.map_or(0, |(_, beat)| beat);
+        let (head, beat) = line.map_or((state.at, known), |line| (line.head.max(state.at), line.beat));
+        let has_moved = self.seen.is_none_or(|(seen, _)| seen != head);
+        let grew = self.seen != Some((head, beat));
+        self.seen = Some((head, beat));
+        if has_moved {
+            self.quiet_since = now;
+        }
+        if grew && env.host.liveness(&leader.identity) != Liveness::Gone {
+            self.stand_at = None;
         }
         self.silence.polled(now, grew, takeover);
         let is_over = self.silence.span > takeover && self.silence.polls >= SILENT_LOOKS_MIN;
@@ -110,8 +132,12 @@ impl Follow {
             self.stand_at = Some(now + spread(env.chance, takeover / 4));
         }
         // As long as each look shows a new beat, a look every few beats is enough.
-        let is_idle = now.saturating_sub(self.quiet_since) > Duration::from_secs(300);
-        let calm = if grew && is_idle { Limits::span(limits.beat_ms * 4).max(brisk) } else { brisk };
+        let beat = Limits::span(limits.beat_ms);
+        let calm = match now.saturating_sub(self.quiet_since) {
+            _ if !grew || has_moved => brisk,
+            quiet if quiet > Duration::from_secs(300) => (beat * 4).max(brisk),
+            _ => (beat * 2).max(brisk),
+        };
         self.look_at = now + env.chance.jitter(calm);
     }
 
@@ -152,13 +178,4 @@ impl Follow {
 fn spread(chance: &dyn Chance, span: Duration) -> Duration {
     let ms = u64::try_from(span.as_millis()).unwrap_or(0).max(1);
     Duration::from_millis(chance.bits() % ms)
-}
-
-/// The last whole line of a beacon.
-pub(super) fn last_beat(fs: &dyn Fs, term: u64, lead: DecisionId) -> Option<BeaconLine> {
-    let path = layout::beacon(term, lead);
-    let len = fs.open(&path).ok()?.stat().ok()?.len;
-    let bytes = fs::read_from(fs, &path, len.saturating_sub(1024)).ok()?;
-    let lines: Vec<&[u8]> = bytes.split_inclusive(|&b| b == b'\n').filter(|line| line.ends_with(b"\n")).collect();
-    lines.iter().rev().find_map(|line| serde_json::from_slice(line).ok())
 }

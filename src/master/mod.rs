@@ -211,6 +211,11 @@ impl Master {
             }
             Next::Blind(error) => {
                 let since = self.blind.as_ref().map_or(now, |(since, _)| *since);
+                if let (ChainError::Fs(e), None | Some((_, ChainError::NoHead | ChainError::Several(_)))) =
+                    (&error, &self.blind)
+                {
+                    out.notes.push(format!("{e}: trying again until it works"));
+                }
                 let visible = self.state().map_or(90_000, |s| s.limits.visible_ms);
                 let is_missing =
                     matches!(error, ChainError::Missing { .. } | ChainError::NoHead | ChainError::Several(_));

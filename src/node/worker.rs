@@ -12,9 +12,9 @@ use std::time::Duration;
 use crate::clock::{Chance, Clock, HostChance, HostClock};
 use crate::decision::Reader;
 use crate::fs::outside::HostOutside;
-use crate::fs::{Fs, Watch, read_up_to};
+use crate::fs::{Fs, FsError, Watch, read_up_to};
 use crate::keeper::Link;
-use crate::master::Hint;
+use crate::master::{Halt, Hint};
 use crate::process::{Caught, Host, HostProcess, Signals, ThisHost, WorkerCgroup, groups_of};
 use crate::protocol::frame;
 use crate::protocol::id::{Nonce, WorkerId};
@@ -59,11 +59,22 @@ pub struct WorkerSetup {
 
 /// A worker that could not start or go on.
 #[derive(Debug)]
-pub struct WorkerFailure(pub String);
+pub enum WorkerFailure {
+    /// The queue's files refuse what a worker needs to begin; nobody will use what there is of it.
+    Files(FsError),
+    /// The master beside it can neither lead nor follow any further.
+    Queue(Halt),
+    /// The host refuses what a worker needs, or the limits cannot be read.
+    Host(String),
+}
 
 impl std::fmt::Display for WorkerFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        match self {
+            Self::Files(error) => error.fmt(f),
+            Self::Queue(halt) => halt.fmt(f),
+            Self::Host(why) => f.write_str(why),
+        }
     }
 }
 
@@ -81,11 +92,11 @@ pub fn run_worker(
     keeper: Option<crate::process::Identity>,
     say: impl Fn(&str) + Clone + Send + 'static,
 ) -> Result<Exit, WorkerFailure> {
-    let broken = |what: &str, e: std::io::Error| WorkerFailure(format!("{what}: {e}"));
+    let broken = |what: &str, e: std::io::Error| WorkerFailure::Host(format!("{what}: {e}"));
     let host = ThisHost::new().map_err(|e| broken("cannot tell who this process is", e))?;
     let me = host.me();
     let wid = WorkerId::new(&me.host, Nonce(HostChance.bits()));
-    let limits = queue.limits().map_err(|e| WorkerFailure(e.to_string()))?;
+    let limits = queue.limits().map_err(|e| WorkerFailure::Host(e.to_string()))?;
     let signals = Signals::catch().map_err(|e| broken("cannot catch signals", e))?;
     let mut process = HostProcess::new()
         .map_err(|e| broken("cannot watch processes", e))?
@@ -135,7 +146,7 @@ pub fn run_worker(
             }
         };
     }
-    let mut worker = Worker::start(&mut world!(), options).map_err(|e| WorkerFailure(e.to_string()))?;
+    let mut worker = Worker::start(&mut world!(), options).map_err(|e| WorkerFailure::Files(e.0))?;
     if let (Some(link), Some(fd)) = (link, worker.lock().and_then(crate::fs::LockGuard::raw_fd)) {
         share_lock(link, fd).map_err(|e| broken("cannot share the lock with the keeper", e))?;
     }
@@ -158,8 +169,16 @@ pub fn run_worker(
         })
     });
     let mut proved = Duration::ZERO;
+    let mut is_paused = false;
     let exit = loop {
         let step = worker.step(&mut world!());
+        if worker.paused().is_some() != is_paused {
+            is_paused = !is_paused;
+            match worker.paused() {
+                Some(why) => say(&format!("pauses until the queue takes what it writes: {why}")),
+                None => say("goes on"),
+            }
+        }
         if let Some(exit) = step.over {
             break exit;
         }
@@ -202,7 +221,7 @@ pub fn run_worker(
         let halted = master.halted();
         master.stop(Duration::from_secs(5));
         if let Some(why) = halted {
-            return Err(WorkerFailure(why.to_string()));
+            return Err(WorkerFailure::Queue(why));
         }
     }
     Ok(exit)

@@ -49,6 +49,8 @@ use run::{Finishing, Running, Why};
 
 /// The exit code of a worker that lost its right to go on.
 pub const EXIT_FENCED: i32 = 4;
+/// The exit code of a worker that was asked to end while storage took nothing.
+pub const EXIT_STUCK: i32 = 75;
 
 /// After so much time without work the mailbox is looked at less often.
 const IDLE: Duration = Duration::from_secs(300);
@@ -58,6 +60,9 @@ const END_WAIT: Duration = Duration::from_millis(50);
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long taking the lock may last.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
+/// How much longer than its tasks' grace a worker that hands its work back waits for storage, first with the outputs, then
+/// without them. Whoever asked it to end will not wait for long.
+const STUCK_WAIT: Duration = Duration::from_secs(3);
 /// How much output is taken in one step.
 const OUTPUT_MAX: usize = 1 << 20;
 /// How long a fenced worker waits for its tasks to be gone.
@@ -180,12 +185,15 @@ struct Unstarted {
 
 /// Storage that does not take bytes.
 struct Pause {
+    why: String,
     backoff: Duration,
     again_at: Duration,
 }
 
 /// A drain that was begun.
 struct Drain {
+    /// When it was first acted upon.
+    since: Option<Duration>,
     hand: Hand,
     requeue: Requeue,
     why: String,
@@ -308,9 +316,9 @@ impl Worker {
         self.queue.len() + self.running.len() + self.finishing.len()
     }
 
-    /// Why nothing is started at the moment although there may be work; for people.
-    pub fn is_paused(&self) -> bool {
-        self.pause.is_some()
+    /// Why nothing is started at the moment although there may be work, for people: what storage said last.
+    pub fn paused(&self) -> Option<&str> {
+        self.pause.as_ref().map(|pause| pause.why.as_str())
     }
 
     /// Lets the next step look into the mailbox at once: something may have changed there.
@@ -325,7 +333,7 @@ impl Worker {
         if self.drain.as_ref().is_some_and(|drain| drain.hand >= hand) || self.over.is_some() {
             return;
         }
-        self.drain = Some(Drain { hand, requeue, why: why.to_owned() });
+        self.drain = Some(Drain { since: None, hand, requeue, why: why.to_owned() });
         self.journal.append(&Line::Drain { why: requeue });
         let unstarted = self.queue.drain(..).map(|u| u.a).collect();
         self.release(unstarted, requeue);
@@ -391,6 +399,7 @@ impl Worker {
                 self.flush(world);
             }
         }
+        self.leave_if_stuck(world, now);
         self.start_tasks(world, now);
         if self.starts_wait {
             self.starts_wait = false;
@@ -426,14 +435,21 @@ impl Worker {
         }
     }
 
-    /// From one look into the mailbox to the next. An idle worker's looks and beats together stay within one call a second, and
-    /// 0.2 a second later.
+    /// From one sign of life to the next; a worker that has had nothing to do for long loses nothing by being noticed late.
+    fn beat_pace(&self, now: Duration) -> Duration {
+        let (beat, limits) = (self.lease.beat(), &self.options.limits);
+        let is_idle = self.load() == 0 && now >= self.busy_at + IDLE;
+        if is_idle { (beat * 3 / 2).min(Limits::span(limits.suspect_ms) / 3).max(beat) } else { beat }
+    }
+
+    /// From one look into the mailbox to the next. An idle worker's looks and beats, and the looks of the standby master beside
+    /// it, together stay within one call a second, and 0.2 a second later.
     fn mail_pace(&self, now: Duration) -> Duration {
         let limits = &self.options.limits;
         if self.load() > 0 {
             Limits::span(limits.poll_ms)
         } else if now < self.busy_at + IDLE {
-            Limits::span(limits.poll_ms) * 4 / 3
+            Limits::span(limits.poll_ms) * 3 / 2
         } else {
             Limits::span(limits.idle_poll_ms) * 4 / 3
         }
@@ -535,7 +551,7 @@ impl Worker {
             outcome = self.journal.flush(world.fs);
         }
         if self.journal.durable() > durable {
-            self.lease.prove(before, world.chance.jitter(self.lease.beat()));
+            self.lease.prove(before, world.chance.jitter(self.beat_pace(before)));
         }
         match outcome {
             Ok(()) => {
@@ -565,12 +581,30 @@ impl Worker {
         };
         // Several tries fit into the self-fence time, however small it is.
         let backoff = backoff.min(Limits::span(self.options.limits.self_fence_ms) / 8);
-        self.pause = Some(Pause { backoff, again_at: world.clock.boot() + backoff });
+        self.pause = Some(Pause { why: error.to_string(), backoff, again_at: world.clock.boot() + backoff });
+    }
+
+    /// Leaves although storage takes nothing, if it was asked to hand its work back: outputs that cannot be stored are given up
+    /// and their tasks run again; where not even that can be written, whoever finds this worker dead does the same.
+    fn leave_if_stuck(&mut self, world: &mut World<'_, '_>, now: Duration) {
+        let grace = Limits::span(self.options.limits.grace_ms);
+        let Some(drain) = self.drain.as_mut().filter(|drain| drain.hand == Hand::Back) else { return };
+        let (since, requeue) = (*drain.since.get_or_insert(now), drain.requeue);
+        let Some(pause) = self.pause.as_ref().filter(|_| now >= since + grace + STUCK_WAIT) else { return };
+        if now >= since + grace + STUCK_WAIT * 2 {
+            let why = format!("it was asked to end, and the queue takes nothing: {}", pause.why);
+            for running in &self.running {
+                world.process.signal(running.child, Signal::Kill);
+            }
+            self.over = Some(Exit { code: EXIT_STUCK, why });
+            return;
+        }
+        self.give_up_outputs(world, requeue);
     }
 
     /// Leaves in order once nothing is left to do.
     fn end_if_done(&mut self, world: &mut World<'_, '_>) {
-        let Some(drain) = self.drain.as_ref().filter(|_| self.load() == 0) else { return };
+        let Some(drain) = self.drain.as_ref().filter(|_| self.load() == 0 && self.over.is_none()) else { return };
         let why = drain.why.clone();
         if !self.is_bye_written {
             self.is_bye_written = true;
@@ -603,6 +637,9 @@ impl Worker {
             Some(pause) => pause.again_at,
             None => self.lease.next_beat(),
         });
+        if self.pause.is_some() && self.drain.as_ref().is_some_and(|drain| drain.hand == Hand::Back) {
+            next = next.min(now + Duration::from_millis(500));
+        }
         if let Some(span) = self.options.lifetime.filter(|_| self.drain.is_none()) {
             next = next.min(self.started + span);
         }

@@ -259,6 +259,16 @@ impl Worker {
         }
     }
 
+    /// Writes the end lines of attempts whose outputs cannot be stored: they are run again.
+    pub(super) fn give_up_outputs(&mut self, world: &World<'_, '_>, requeue: Requeue) {
+        for Finishing { mut line, output, .. } in std::mem::take(&mut self.finishing) {
+            line.how = Outcome::Requeue(requeue);
+            line.notes.push("its output could not be stored before the worker had to end".to_owned());
+            let seq = self.append_end(world, line);
+            self.spent.extend(output.iter().flat_map(Capture::paths).map(|path| (seq, path)));
+        }
+    }
+
     fn append_end(&mut self, world: &World<'_, '_>, line: EndLine) -> u64 {
         self.end_since.get_or_insert(world.clock.boot());
         self.busy_at = world.clock.boot();

@@ -504,14 +504,14 @@ fn a_full_disk_pauses_the_worker_and_the_result_is_whole_afterwards() {
     bench.fill_disk();
     bench.process.print(1, &text[10_000..100_000]);
     bench.run(100);
-    assert!(bench.worker().is_paused());
+    assert!(bench.worker().paused().is_some());
     bench.process.print(1, &text[100_000..]);
     bench.process.end(1, Status::Exit(0));
     bench.run(30_000);
     assert_eq!(bench.process.count, 1, "nothing new is started");
     bench.fs.inner().heal();
     bench.run(40_000);
-    assert!(!bench.worker().is_paused());
+    assert_eq!(bench.worker().paused(), None);
     let ends = bench.ends();
     assert_eq!(ends.len(), 1);
     assert_eq!(ends[0].how, Outcome::Ran(Status::Exit(0)));
@@ -520,6 +520,38 @@ fn a_full_disk_pauses_the_worker_and_the_result_is_whole_afterwards() {
     let lines = bench.lines();
     let at = |wanted: fn(&Line) -> bool| lines.iter().position(wanted);
     assert!(at(|line| matches!(line, Line::Pause { .. })) < at(|line| matches!(line, Line::Resume)));
+}
+
+#[test]
+fn a_worker_that_is_to_end_on_a_full_disk_does_not_wait_for_ever() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.fill_disk();
+    bench.process.print(1, &[b'x'; 10_000]);
+    bench.process.end(1, Status::Exit(0));
+    bench.run(100);
+    bench.worker().drain(Hand::Back, Requeue::Drained, "it is told to");
+    let over = bench.run(60_000);
+    assert_eq!(over.map(|exit| exit.code), Some(EXIT_STUCK));
+    assert_eq!(bench.ends(), [], "nothing is claimed that is not there");
+}
+
+#[test]
+fn outputs_that_cannot_be_stored_are_given_up_where_the_journal_can_be_written() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.fs.inner().add(Rule::new(Call::Create, libc::ENOSPC).on("store/packs"));
+    bench.process.print(1, &[b'x'; 10_000]);
+    bench.process.end(1, Status::Exit(0));
+    bench.run(100);
+    bench.worker().drain(Hand::Back, Requeue::Walltime, "its lifetime is over");
+    let over = bench.run(60_000);
+    assert_eq!(over.map(|exit| exit.code), Some(0));
+    assert_eq!(bench.ends()[0].how, Outcome::Requeue(Requeue::Walltime));
 }
 
 #[test]

@@ -1,12 +1,19 @@
 //! The tests of the whole: one binary, one module per feature.
+mod bench;
 mod chaos;
+mod cost;
 mod deaths;
 mod docs;
 mod examples;
 mod exec;
 mod help;
+mod live;
+mod output;
 mod reading;
 mod run;
+mod sockets;
+mod storage;
+mod strangers;
 mod submit;
 mod support;
 mod vectors;

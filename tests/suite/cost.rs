@@ -1,0 +1,161 @@
+//! What jobs and idle workers cost a shared file system, counted call by call.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fq::clock::Clock as _;
+use fq::fs::Counts;
+use fq::master::Hint;
+use fq::protocol::id::{JobId, Nonce, WorkerId};
+use fq::protocol::lifecycle::TaskState;
+use fq::protocol::record::Limits;
+
+use crate::bench::{Bench, Boss, Hireling};
+use crate::support::remark;
+
+/// Time goes on by so little between two steps that nothing is looked at but where a hint says so.
+const TICK: Duration = Duration::from_millis(1);
+
+fn files(bench: &Bench) -> BTreeSet<PathBuf> {
+    let all = walkdir::WalkDir::new(bench.dir());
+    all.into_iter().map(|e| e.expect("a queue can be walked").into_path()).filter(|path| path.is_file()).collect()
+}
+
+fn counts(bench: &Bench) -> [(&'static str, Counts); 3] {
+    [("client", bench.client_fs.counts()), ("master", bench.master_fs.counts()), ("worker", bench.worker_fs.counts())]
+}
+
+/// Takes one job from its submission to its accepted end, each process looking where a hint sends it.
+fn one_job(bench: &Bench, boss: &mut Boss<'_>, worker: &mut Hireling<'_>) -> JobId {
+    let job = bench.submit("true");
+    boss.hint(&Hint::Jobs);
+    for _ in 0..10_000 {
+        bench.clock.reach(bench.clock.boot() + TICK);
+        if boss.due <= bench.clock.boot() {
+            boss.step(true);
+            worker.hint();
+        }
+        let load = worker.load();
+        if worker.due <= bench.clock.boot() || load > 0 {
+            worker.step();
+        }
+        if load > 0 {
+            worker.wait();
+            if worker.load() == 0 {
+                boss.hint(&Hint::Journal(worker.wid.clone()));
+            }
+        }
+        let is_done = bench.state().job(job).is_some_and(|job| job.tasks[0].state == TaskState::Done);
+        if is_done {
+            return job;
+        }
+    }
+    panic!("job {job} does not end");
+}
+
+#[test]
+fn a_single_job_costs_few_calls_on_names_and_few_files() {
+    let bench = Bench::new(Limits::default());
+    let mut worker = Hireling::start(&bench);
+    let mut boss = Boss::new(&bench, worker.wid.clone());
+    while !boss.leads() {
+        bench.clock.reach(boss.due.max(bench.clock.boot() + TICK));
+        boss.step(true);
+    }
+    // Warm: directories are known, journals and packs are open.
+    for _ in 0..3 {
+        one_job(&bench, &mut boss, &mut worker);
+    }
+    const JOBS: u64 = 5;
+    let (before, files_before) = (counts(&bench), files(&bench));
+    for _ in 0..JOBS {
+        one_job(&bench, &mut boss, &mut worker);
+    }
+    let (after, files_after) = (counts(&bench), files(&bench));
+    let mut names = 0;
+    for ((who, before), (_, after)) in before.iter().zip(&after) {
+        let spent = *after - *before;
+        remark(&format!("{JOBS} single jobs, {who}:\n{spent}"));
+        names += spent.total_namespace();
+    }
+    let new: Vec<_> = files_after.difference(&files_before).collect();
+    remark(&format!("{JOBS} single jobs: {names} calls on names, {} more files: {new:#?}", new.len()));
+    assert!(names <= 25 * JOBS, "{names} calls on names for {JOBS} jobs");
+    assert!(new.len() as u64 <= 4 * JOBS, "{} more files for {JOBS} jobs", new.len());
+}
+
+/// Calls in the first five idle minutes and in the twenty after, a second.
+fn idle_rates(
+    bench: &Bench,
+    masters: &mut [&mut Boss<'_>],
+    worker: &mut Hireling<'_>,
+    of: &dyn Fn() -> u64,
+) -> (f64, f64) {
+    let run_to = |end: Duration, masters: &mut [&mut Boss<'_>], worker: &mut Hireling<'_>| {
+        loop {
+            let due = masters.iter().map(|m| m.due).chain([worker.due]).min().unwrap_or(end);
+            if due >= end {
+                bench.clock.reach(end);
+                return;
+            }
+            bench.clock.reach(due.max(bench.clock.boot() + TICK));
+            let now = bench.clock.boot();
+            for master in masters.iter_mut().filter(|m| m.due <= now) {
+                master.step(true);
+                assert_eq!(master.halt, None);
+            }
+            if worker.due <= now {
+                worker.step();
+                assert_eq!(worker.over, None);
+            }
+        }
+    };
+    // Until the first moments are over: election, admission.
+    let start = bench.clock.boot();
+    run_to(start + Duration::from_secs(2), masters, worker);
+    let begin = of();
+    run_to(start + Duration::from_secs(300), masters, worker);
+    let middle = of();
+    // What begins to be idle takes a while to calm down.
+    run_to(start + Duration::from_secs(330), masters, worker);
+    let late = of();
+    run_to(start + Duration::from_secs(330 + 3600), masters, worker);
+    ((middle - begin) as f64 / 298.0, (of() - late) as f64 / 3600.0)
+}
+
+#[test]
+fn an_idle_worker_with_a_standby_master_hardly_touches_the_file_system() {
+    let bench = Bench::new(Limits::default());
+    let elsewhere = bench.elsewhere();
+    // The leader is on another host, and its calls are counted apart.
+    let mut leader = Boss::on(&bench, WorkerId::new("elsewhere", Nonce(1)), &elsewhere);
+    while !leader.leads() {
+        bench.clock.reach(leader.due.max(bench.clock.boot() + TICK));
+        leader.step(true);
+    }
+    let mut worker = Hireling::start(&bench);
+    let mut standby = Boss::beside(&bench, worker.wid.clone());
+    let of = || bench.worker_fs.counts().total();
+    let (first, later) = idle_rates(&bench, &mut [&mut leader, &mut standby], &mut worker, &of);
+    remark(&format!(
+        "an idle worker with a standby master: {first:.3} calls/s in the first five minutes, {later:.3} after"
+    ));
+    assert!(!standby.leads() && leader.leads());
+    assert!(first <= 1.0, "{first} calls/s");
+    assert!(later <= 0.2, "{later} calls/s");
+}
+
+#[test]
+fn an_idle_queue_of_one_worker_that_leads_is_quiet_too() {
+    let bench = Bench::new(Limits::default());
+    let mut worker = Hireling::start(&bench);
+    let mut boss = Boss::new(&bench, worker.wid.clone());
+    let of = || bench.worker_fs.counts().total() + bench.master_fs.counts().total();
+    let (first, later) = idle_rates(&bench, &mut [&mut boss], &mut worker, &of);
+    remark(&format!("an idle worker that leads: {first:.3} calls/s in the first five minutes, {later:.3} after"));
+    assert!(boss.leads());
+    // A leader looks for submissions and requests; how often is bounded by its own paces, not by the promise to idle workers.
+    assert!(first <= 8.0, "{first} calls/s");
+    assert!(later <= 3.5, "{later} calls/s");
+}
