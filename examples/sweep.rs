@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(job) => job,
         None => submit::bind(&*queue.fs, 0o600, &mut manifest(&examples))?,
     };
-    eprintln!("job {job} in `{}`", dir.display());
+    writeln!(std::io::stderr(), "job {job} in `{}`", dir.display())?;
 
     // 3. A worker, which leads the queue, too. `fq worker` puts a keeper around it; an example may do without.
     let watcher = {

@@ -231,7 +231,7 @@ fn incarnation(env: &SimEnv) {
             match mail.msg {
                 Message::Run(items) => {
                     journal.append(&Line::Claim { m: mail.m, by: mail.by });
-                    running.extend(items.iter().flat_map(|item| item.attempts()).map(|a| (a, mail.m)));
+                    running.extend(items.iter().flat_map(RunItem::attempts).map(|a| (a, mail.m)));
                 }
                 Message::Withdraw { attempts, .. } => {
                     journal.append(&Line::Got { m: mail.m, by: mail.by });

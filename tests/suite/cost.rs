@@ -16,6 +16,8 @@ use crate::support::remark;
 
 /// Time goes on by so little between two steps that nothing is looked at but where a hint says so.
 const TICK: Duration = Duration::from_millis(1);
+/// So many single jobs are measured.
+const JOBS: u64 = 5;
 
 fn files(bench: &Bench) -> BTreeSet<PathBuf> {
     let all = walkdir::WalkDir::new(bench.dir());
@@ -67,7 +69,6 @@ fn a_single_job_costs_few_calls_on_names_and_few_files() {
     for _ in 0..3 {
         one_job(&bench, &mut boss, &mut worker);
     }
-    const JOBS: u64 = 5;
     let (before, files_before) = (counts(&bench), files(&bench));
     for _ in 0..JOBS {
         one_job(&bench, &mut boss, &mut worker);

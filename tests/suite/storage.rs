@@ -90,7 +90,7 @@ fn fills_up(small: &Small, make_full: impl FnOnce() -> Box<dyn FnOnce()>) {
     assert_eq!(worker.ended(), None);
     make_room();
     worker.exits(0);
-    small.all_right(TASKS, &[b'x'; 30_000]);
+    small.all_right(TASKS, &vec![b'x'; 30_000]);
     assert!(!small.fq(&["status"]).succeeds().stdout_text().contains("full"));
     let number = small.fq(&["submit", "--", "true"]).succeeds().stdout_text();
     small.fq(&["worker", "--until-empty"]).succeeds();
