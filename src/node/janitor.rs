@@ -10,12 +10,15 @@ use crate::fs::Fs;
 /// At most so much waits; more is left for another time, since all of it is found again.
 const WAITING_MAX: usize = 4096;
 
+/// Anything that takes the files of the queue.
+type Work = Box<dyn FnOnce(&dyn Fs) + Send>;
+
 /// A piece of work for the janitor.
 pub(super) enum Job {
     /// Remove these files.
     Remove(Vec<PathBuf>),
     /// Anything else.
-    Do(Box<dyn FnOnce(&dyn Fs) + Send>),
+    Do(Work),
 }
 
 /// A handle on the thread; dropping it lets the thread end after its current piece of work.

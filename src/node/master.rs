@@ -93,7 +93,7 @@ pub fn run_master(
     let broken = |e: std::io::Error| MasterFailure::Host(e.to_string());
     let signals = Signals::catch().map_err(broken)?;
     let mut waits = HostProcess::new().map_err(broken)?;
-    waits.watch_fd(&signals).map_err(broken)?;
+    waits.watch_fd(signals).map_err(broken)?;
     let thread = MasterThread::start(queue.clone(), me, host.clone(), say.clone()).map_err(broken)?;
     let mut progress = Progress::new(say);
     let mut ask_at = HostClock.boot() + Duration::from_secs(1);

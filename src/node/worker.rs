@@ -91,7 +91,7 @@ pub fn run_worker(
         .map_err(|e| broken("cannot watch processes", e))?
         .sole()
         .with_cgroup(WorkerCgroup::create(wid.as_str()));
-    process.watch_fd(&signals).map_err(|e| broken("cannot watch for signals", e))?;
+    process.watch_fd(signals).map_err(|e| broken("cannot watch for signals", e))?;
     if let Some(link) = link {
         process.watch_fd(link.fd()).map_err(|e| broken("cannot watch the keeper", e))?;
     }
