@@ -10,7 +10,7 @@ use crate::fs::Fs;
 /// At most so much waits; more is left for another time, since all of it is found again.
 const WAITING_MAX: usize = 4096;
 
-/// Work that is more than removing files.
+/// Anything that takes the files of the queue.
 type Work = Box<dyn FnOnce(&dyn Fs) + Send>;
 
 /// A piece of work for the janitor.

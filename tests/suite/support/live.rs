@@ -1,5 +1,6 @@
 //! Processes of fq that live beside a test, are stopped and killed by it, and never outlive it.
 
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -144,11 +145,11 @@ impl Stage {
         let mut text = String::new();
         for args in [&["status"][..], &["list"], &["workers", "--all"]] {
             let said = self.fq(args).run();
-            text += &format!("$ fq {}\n{}{}", args.join(" "), said.stdout_text(), said.stderr);
+            let _ = write!(text, "$ fq {}\n{}{}", args.join(" "), said.stdout_text(), said.stderr);
         }
         for n in 1..=self.count.get() {
             let log = std::fs::read(self.path(format!("log.{n}"))).unwrap_or_default();
-            text += &format!("log.{n}:\n{}", String::from_utf8_lossy(&log));
+            let _ = write!(text, "log.{n}:\n{}", String::from_utf8_lossy(&log));
         }
         text
     }
