@@ -18,7 +18,7 @@ use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{
     Action, Command, EndLine, Hello, Limits, Line, LockVerdict, Manifest, Message, Needs, Outcome as How, Ref, Request,
-    Requeue, Trust, to_document,
+    Requeue, RunItem, Trust, to_document,
 };
 use crate::protocol::version::CURRENT;
 use crate::queue::{self, InitOptions};
