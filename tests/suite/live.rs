@@ -141,11 +141,15 @@ impl Drop for Mount {
     }
 }
 
-/// Fills `dir`'s file system to the last byte with a file, which is returned.
+/// The file that [`fill`] makes.
+pub(crate) const HOG: &str = ".hog";
+
+/// Fills `dir`'s file system to the last byte with the file [`HOG`], which is returned; may be done again.
 pub(crate) fn fill(dir: &Path) -> PathBuf {
     use std::io::Write as _;
-    let path = dir.join(".hog");
-    let mut file = std::fs::File::create(&path).expect("there is room for a name");
+    let path = dir.join(HOG);
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.append(true).create(true).open(&path).expect("there is room for a name");
     for size in [65_536, 4096, 512, 1] {
         let piece = vec![0; size];
         while file.write_all(&piece).is_ok() {}
