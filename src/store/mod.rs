@@ -6,7 +6,7 @@
 //! - [`inventory`](mod@inventory): what there is, for collecting
 //!
 //! Invariants:
-//! - A [`Ref`](crate::protocol::record::Ref) is handed out only after its bytes and their name are durable.
+//! - A [`Ref`] is handed out only after its bytes and their name are durable.
 //! - What is read is compared with digest and length of its reference: wrong bytes are never returned as right.
 //! - Nothing is written in place: a loose object appears whole by rename, a pack grows at its end by its one creator.
 //! - That an object seems to be there already never saves writing it, since it may be on its way to the trash.
