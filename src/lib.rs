@@ -20,6 +20,7 @@ pub mod probe;
 pub mod process;
 pub mod protocol;
 pub mod queue;
+pub mod rehearsal;
 pub mod schedule;
 pub mod sim;
 pub mod state;

@@ -175,6 +175,8 @@ pub fn init_on(
         }
         Err(error) => match outcome {
             Err(source) => Err(failed(source)),
+            // Exclusive creation has one winner, so it is ours, whatever an old look-up says.
+            Ok(()) if matches!(error, QueueError::Unfinished { .. } | QueueError::NoQueue { .. }) => Ok(file),
             Ok(()) => Err(error),
         },
     }

@@ -153,6 +153,11 @@ impl ReadFile for CountedFile<dyn ReadFile> {
         self.tally.add(Call::Read);
         self.file.read_at(buffer, offset)
     }
+
+    fn sync(&self) -> Result<()> {
+        self.tally.add(Call::Sync);
+        self.file.sync()
+    }
 }
 
 impl WriteFile for CountedFile<dyn WriteFile> {

@@ -187,6 +187,10 @@ impl ReadFile for FaultyFile<dyn ReadFile> {
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         self.rules.apply(Call::Read, &self.path, || self.file.read_at(buffer, offset))
     }
+
+    fn sync(&self) -> Result<()> {
+        self.rules.apply(Call::Sync, &self.path, || self.file.sync())
+    }
 }
 
 impl WriteFile for FaultyFile<dyn WriteFile> {

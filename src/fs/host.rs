@@ -234,7 +234,7 @@ impl Fs for HostFs {
 
     fn open(&self, path: &Path) -> Result<Box<dyn ReadFile>> {
         let fd = retry(|| self.base.regular(path, OFlags::RDONLY)).map_err(at(Call::Open, path))?;
-        Ok(Box::new(HostReadFile { fd, path: path.to_owned() }))
+        Ok(Box::new(HostReadFile { fd, path: path.to_owned(), syncs: self.syncs() }))
     }
 
     fn create(&self, path: &Path, mode: u32) -> Result<Box<dyn WriteFile>> {
@@ -394,6 +394,7 @@ fn half_done(call: Call, path: &Path) -> impl FnOnce(Errno) -> FsError + '_ {
 struct HostReadFile {
     fd: OwnedFd,
     path: PathBuf,
+    syncs: bool,
 }
 
 impl ReadFile for HostReadFile {
@@ -404,6 +405,16 @@ impl ReadFile for HostReadFile {
 
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         retry_interrupted(|| rustix::io::pread(&self.fd, &mut *buffer, offset)).map_err(at(Call::Read, &self.path))
+    }
+
+    fn sync(&self) -> Result<()> {
+        if !self.syncs {
+            return Ok(());
+        }
+        match retry_interrupted(|| rustix::fs::fsync(&self.fd)) {
+            Err(Errno::BADF | Errno::INVAL | Errno::ROFS | Errno::NOTSUP) => Ok(()),
+            other => other.map_err(at(Call::Sync, &self.path)),
+        }
     }
 }
 

@@ -94,6 +94,10 @@ pub trait ReadFile: Send {
 
     /// Reads up to `buffer.len()` bytes at `offset`; 0 at the end of the file. May return fewer bytes than are there.
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize>;
+
+    /// Makes the bytes that can be read durable, for a reader that is about to rely on what another process wrote and may not
+    /// have synced yet. Mounts that cannot do this through a file open for reading return at once.
+    fn sync(&self) -> Result<()>;
 }
 
 /// A regular file open for appending by its only writer.

@@ -24,6 +24,8 @@ const MANIFEST_MAX: u64 = 16 << 20;
 const SMALL_MAX: u64 = 4 << 20;
 /// At most so many submissions are taken in by one decision.
 const INGEST_MAX: usize = 500;
+/// A manifest that is not whole after so many looks, about six seconds, is no longer waited for by requests.
+const TORN_LOOKS: u32 = 6;
 
 impl Lead {
     fn gaps(&self) -> (Duration, Duration) {
@@ -139,7 +141,7 @@ impl Lead {
         let later = |tries: u32| now + Duration::from_millis(100 << tries.min(8));
         let tries = self.torn.get(&id).map_or(0, |t| t.1 + 1);
         let path = layout::job(id);
-        let (bytes, stat) = match read_owned(env, &path, MANIFEST_MAX) {
+        let (bytes, stat) = match read_owned(env, &path, MANIFEST_MAX, true) {
             Ok(found) => found,
             Err(e) if e.errno == libc::EFBIG => {
                 self.torn.remove(&id);
@@ -168,6 +170,12 @@ impl Lead {
                 return self.reject(id, why, out);
             }
         };
+        // Its submitter may not have come to this. A number that a decision knows must not be lost to a power failure, or another
+        // submission would take it.
+        if env.fs.sync_dir(path.parent().unwrap_or(Path::new(""))).is_err() {
+            self.torn.insert(id, (later(tries), tries));
+            return Ok(());
+        }
         self.torn.remove(&id);
         if let Some(of) = self.work.subs.get(&manifest.sub).copied() {
             return self.decide(Op::Alias { job: id, of });
@@ -215,6 +223,8 @@ impl Lead {
         };
         let there: Vec<Nonce> = entries.iter().filter_map(|e| layout::parse_request(&e.name)).collect();
         let mut news = false;
+        let mut asked = Vec::new();
+        let mut is_cut = false;
         for id in &there {
             if self.work.answered.contains(id) {
                 // Its file was not removed yet, perhaps because a predecessor died: once more.
@@ -222,10 +232,10 @@ impl Lead {
                 continue;
             }
             let path = layout::request(*id);
-            let Ok((bytes, stat)) = read_owned(env, &path, SMALL_MAX) else { continue };
-            let action = match from_document::<Request>(&bytes) {
-                Ok(request) if request.id == *id && request.version <= CURRENT => request.action,
-                Ok(_) | Err(BadRecord::Malformed(_)) => {
+            let read = read_owned(env, &path, SMALL_MAX, false);
+            let (request, stat) = match read.map(|(bytes, stat)| (from_document::<Request>(&bytes), stat)) {
+                Ok((Ok(request), stat)) if request.id == *id && request.version <= CURRENT => (request, stat),
+                Ok((Ok(_) | Err(BadRecord::Malformed(_)), _)) => {
                     if self.reported.insert(path.clone()) {
                         out.notes.push(format!(
                             "`{}` is not a request that can be answered; it is left alone",
@@ -234,20 +244,35 @@ impl Lead {
                     }
                     continue;
                 }
-                Err(BadRecord::Torn) => continue,
+                Ok((Err(BadRecord::Torn), _)) | Err(_) => {
+                    // Perhaps for a moment only, and what was asked after it has to be answered after it.
+                    let looks = self.unread.entry(*id).or_insert(0);
+                    *looks += 1;
+                    is_cut |= *looks < TORN_LOOKS;
+                    continue;
+                }
             };
+            asked.push((request.at_ms, *id, request.action, stat));
+        }
+        self.unread.retain(|id, _| there.contains(id));
+        // A hint only, but who holds and releases on one host gets both in this order.
+        asked.sort_by_key(|(at_ms, id, ..)| (*at_ms, *id));
+        for (_, id, action, stat) in asked {
+            if is_cut {
+                break;
+            }
             if self.names_the_unknown(&action) {
                 // Its manifest may be there and not have been looked at yet: `fq submit` and `fq cancel` one after the other.
-                let since = *self.unanswered.entry(*id).or_insert(now);
+                let since = *self.unanswered.entry(id).or_insert(now);
                 if now.saturating_sub(since) < Limits::span(self.work.limits.visible_ms) {
                     self.jobs.wake();
                     continue;
                 }
             }
-            self.unanswered.remove(id);
+            self.unanswered.remove(&id);
             news = true;
             let action = self.permitted(action, stat, file);
-            self.decide(Op::Answer { id: *id, action, uid: stat.uid })?;
+            self.decide(Op::Answer { id, action, uid: stat.uid })?;
         }
         self.unanswered.retain(|id, _| there.contains(id));
         let gone: Vec<Nonce> = self.work.answered.iter().filter(|id| !there.contains(id)).copied().collect();
@@ -261,9 +286,10 @@ impl Lead {
         Ok(())
     }
 
-    /// Whether `action` is about a job of which this master has seen no manifest, not even a torn one.
+    /// Whether `action` is about a job of which this master has seen no manifest, not even one that stays torn.
     fn names_the_unknown(&self, action: &Action) -> bool {
-        let is_unknown = |target: &Target| !self.work.knows(target.job) && !self.torn.contains_key(&target.job);
+        let is_young = |id: JobId| self.torn.get(&id).is_none_or(|(_, looks)| *looks < TORN_LOOKS);
+        let is_unknown = |target: &Target| !self.work.knows(target.job) && is_young(target.job);
         match action {
             Action::Cancel { targets, .. } | Action::Hold { targets } | Action::Release { targets } => {
                 targets.iter().any(is_unknown)
@@ -306,8 +332,9 @@ impl Lead {
     }
 }
 
-/// Reads a whole file of at most `max` bytes, and who owns it, from one open.
-fn read_owned(env: Env, path: &Path, max: u64) -> Result<(Vec<u8>, Stat), FsError> {
+/// Reads a whole file of at most `max` bytes, and who owns it, from one open. With `sync` its bytes are durable afterwards, if
+/// they are whole.
+fn read_owned(env: Env, path: &Path, max: u64, sync: bool) -> Result<(Vec<u8>, Stat), FsError> {
     let mut file = env.fs.open(path)?;
     let stat = file.stat()?;
     if stat.len > max {
@@ -318,6 +345,9 @@ fn read_owned(env: Env, path: &Path, max: u64) -> Result<(Vec<u8>, Stat), FsErro
     loop {
         let n = file.read_at(&mut buffer, bytes.len() as u64)?;
         if n == 0 {
+            if sync && frame::open_document(&bytes).is_some() {
+                file.sync()?;
+            }
             return Ok((bytes, stat));
         }
         bytes.extend_from_slice(&buffer[..n]);
@@ -329,7 +359,7 @@ fn read_owned(env: Env, path: &Path, max: u64) -> Result<(Vec<u8>, Stat), FsErro
 
 /// Reads a `HELLO`: `None` if it is not whole yet, an error if it is and says something that cannot be.
 fn read_hello(env: Env, file: &QueueFile, wid: &WorkerId) -> Result<Option<Hello>, String> {
-    let (bytes, stat) = match read_owned(env, &layout::hello(wid), SMALL_MAX) {
+    let (bytes, stat) = match read_owned(env, &layout::hello(wid), SMALL_MAX, false) {
         Ok(found) => found,
         Err(e) if e.kind == ErrorKind::Planted => return Err(e.to_string()),
         Err(_) => return Ok(None),

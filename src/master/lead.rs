@@ -56,6 +56,8 @@ pub(super) struct Lead {
     pub(super) listed: BTreeSet<String>,
     /// Files that are no documents of ours and were reported.
     pub(super) reported: BTreeSet<PathBuf>,
+    /// Requests that could not be read yet, and how often that was tried.
+    pub(super) unread: BTreeMap<Nonce, u32>,
     /// When tasks in a back-off may run again.
     not_before: BTreeMap<(JobId, u32), Duration>,
     /// Attempts that were asked back.
@@ -111,6 +113,7 @@ impl Lead {
             unanswered: BTreeMap::new(),
             listed: BTreeSet::new(),
             reported: BTreeSet::new(),
+            unread: BTreeMap::new(),
             not_before: BTreeMap::new(),
             withdrawn: BTreeSet::new(),
             rebalance_at: now,

@@ -278,7 +278,8 @@ impl Lead {
                 live.len()
             ));
             for watched in self.watched.values_mut() {
-                if !matches!(watched.verdict, Verdict::Dead(Evidence::Processes)) {
+                // Each is given one more lease, not one each time that others come and go.
+                if !matches!(watched.verdict, Verdict::Dead(Evidence::Processes)) && !watched.unheard {
                     watched.silence.restart();
                     watched.unheard = true;
                     watched.verdict = Verdict::Suspect;

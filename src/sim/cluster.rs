@@ -142,7 +142,7 @@ impl Cluster {
 
     /// Lets `hook` decide what each child does, from its launch and how many times its arguments were started so far
     /// (from 1). Without one, [`ChildScript::from_argv`] does.
-    pub fn children_do(&mut self, hook: impl FnMut(&Launch, u32) -> ChildScript + Send + 'static) {
+    pub fn children_do(&mut self, hook: impl FnMut(&Launch, u32) -> ChildScript + Send + Sync + 'static) {
         self.shared.lock().hook = Box::new(hook);
     }
 
@@ -319,6 +319,11 @@ impl Cluster {
         self.shared.lock().procs[process.0 as usize].asked_to_stop = true;
     }
 
+    /// Keeps plans from stopping processes of that name. They still die with their host.
+    pub fn spare(&mut self, name: &str) {
+        self.shared.lock().spared.push(name.to_owned());
+    }
+
     /// Draws a plan of faults from the seed within `budget`, and puts it before the processes.
     pub fn plan_faults(&mut self, budget: &FaultBudget) {
         let mut world = self.shared.lock();
@@ -467,6 +472,11 @@ impl Cluster {
         self.shared.lock().coverage.clone()
     }
 
+    /// How many faults of each kind have happened.
+    pub fn faults(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.lock().happened.clone()
+    }
+
     /// The seed.
     pub fn seed(&self) -> u64 {
         self.seed
@@ -540,6 +550,17 @@ impl View<'_> {
     /// Whether name and bytes would survive a power loss now, with the names of all directories above.
     pub fn is_durable(&self, path: &str) -> bool {
         self.world.server.is_durable(path, self.world.now)
+    }
+
+    /// Whether the name would survive a power loss now, with the names of all directories above.
+    pub fn is_named_durably(&self, path: &str) -> bool {
+        self.world.server.named_durably(path, self.world.now).is_some()
+    }
+
+    /// Whether a directory is there.
+    pub fn is_dir(&self, path: &str) -> bool {
+        let server = &self.world.server;
+        server.walk(path).is_some_and(|ino| server.is_dir(ino))
     }
 
     /// Whether anything is there.

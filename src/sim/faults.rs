@@ -151,6 +151,23 @@ pub enum Fault {
     WallJump(HostId, i64),
 }
 
+impl Fault {
+    /// Its name, without what it hits.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kill(_) => "Kill",
+            Self::Pause(..) => "Pause",
+            Self::HostCrash(..) => "HostCrash",
+            Self::Suspend(..) => "Suspend",
+            Self::Partition(..) => "Partition",
+            Self::ServerRestart(_) => "ServerRestart",
+            Self::PowerLoss(_) => "PowerLoss",
+            Self::DiskFull(_) => "DiskFull",
+            Self::WallJump(..) => "WallJump",
+        }
+    }
+}
+
 /// How many faults of each kind a plan holds at most; the plan draws a number from 0 to that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FaultBudget {

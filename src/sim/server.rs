@@ -324,6 +324,17 @@ impl Server {
         }
     }
 
+    /// Makes durable what has reached the server of a file, whoever asks.
+    pub(super) fn sync_seen(&mut self, ino: u64) {
+        let commit = self.commit;
+        if let Some(file) = self.file_mut(ino).filter(|_| commit != Commit::Later) {
+            file.durable = file.durable.max(file.at_server.min(file.data.len()));
+            if file.durable == file.data.len() {
+                self.unstable.remove(&ino);
+            }
+        }
+    }
+
     pub(super) fn sync(&mut self, ino: u64, now: u64) {
         let (commit, flush) = (self.commit, self.flush);
         if let Some(file) = self.file_mut(ino) {
@@ -477,6 +488,16 @@ impl Server {
 
     /// Whether a power loss now would leave `path`, and a file whole.
     pub(super) fn is_durable(&self, path: &str, now: u64) -> bool {
+        let Some(at) = self.named_durably(path, now) else { return false };
+        let settled = |file: &File| {
+            let mark = file.marks.iter().rfind(|(marked, _)| marked + self.flush <= now).map_or(0, |(_, len)| *len);
+            file.durable.max(mark) >= file.data.len()
+        };
+        self.file(at).is_none_or(settled)
+    }
+
+    /// What is at `path`, if a power loss now would leave it there.
+    pub(super) fn named_durably(&self, path: &str, now: u64) -> Option<u64> {
         let mut at = ROOT;
         for part in path.split('/').filter(|part| !part.is_empty()) {
             let is_loose = |record: &Record| {
@@ -487,17 +508,10 @@ impl Server {
                 dir == at && name == part && record.at + self.flush >= now
             };
             if self.journal.iter().any(is_loose) {
-                return false;
+                return None;
             }
-            match self.entry(at, part) {
-                Some(ino) => at = ino,
-                None => return false,
-            }
+            at = self.entry(at, part)?;
         }
-        let settled = |file: &File| {
-            let mark = file.marks.iter().rfind(|(marked, _)| marked + self.flush <= now).map_or(0, |(_, len)| *len);
-            file.durable.max(mark) >= file.data.len()
-        };
-        self.file(at).is_none_or(settled)
+        Some(at)
     }
 }

@@ -286,7 +286,7 @@ impl Trace {
 }
 
 /// The child behaviour hook of a harness.
-pub(super) type Hook = Box<dyn FnMut(&Launch, u32) -> ChildScript + Send>;
+pub(super) type Hook = Box<dyn FnMut(&Launch, u32) -> ChildScript + Send + Sync>;
 
 pub(super) struct World {
     pub(super) profile: Profile,
@@ -324,6 +324,10 @@ pub(super) struct World {
     next_pid: u32,
     /// Of a hundred workers that die, how many leave a keeper behind that cleans up.
     pub(super) keeper_percent: u64,
+    /// Names of processes that no plan stops.
+    pub(super) spared: Vec<String>,
+    /// How many faults of each kind have happened.
+    pub(super) happened: BTreeMap<&'static str, u64>,
 }
 
 const NOBODY: u32 = u32::MAX;
@@ -362,6 +366,8 @@ impl World {
             next: None,
             next_pid: 100,
             keeper_percent: 80,
+            spared: Vec::new(),
+            happened: BTreeMap::new(),
         }
     }
 
@@ -402,6 +408,8 @@ impl World {
             Event::Wake(process, sleep) => {
                 if self.procs[process as usize].sleep == sleep {
                     self.procs[process as usize].sleep += 1;
+                    // From here on it is busy: a child must not wake it out of a call.
+                    self.procs[process as usize].wakes_for_children = false;
                     self.deliver(process, Reply::Done);
                 }
             }
@@ -583,6 +591,7 @@ impl World {
         }
         let armed = self.armed.remove(hit?);
         *self.coverage.entry((call, armed.fault.name())).or_insert(0) += 1;
+        *self.happened.entry(armed.fault.name()).or_insert(0) += 1;
         self.note(process, format!("fault: {:?}", armed.fault));
         Some(armed.fault)
     }
@@ -1037,6 +1046,10 @@ impl World {
         let open = self.handles.get(&handle).ok_or(libc::EBADF)?;
         if open.is_broken {
             return Err(libc::EIO);
+        }
+        if !open.writes {
+            self.server.sync_seen(open.ino);
+            return Ok(Reply::Done);
         }
         if self.server.is_full {
             self.break_handle(handle);
@@ -1617,6 +1630,11 @@ impl World {
             let replays = |host| resends(host) && self.profile.replay == Replay::Exact;
             let lost = self.server.lose_power(self.now, &mut self.seed, &resends, &replays);
             self.note(NOBODY, format!("{lost} changes of names are lost"));
+            // Who has a file open that is not there any more, or not as long, is told by the next call on it.
+            for open in self.handles.values_mut().filter(|open| open.writes) {
+                let has_shrunk = self.server.file(open.ino).is_none_or(|file| file.data.len() < open.offset);
+                open.is_broken |= has_shrunk || self.server.inode_mut(open.ino).nlink == 0;
+            }
         }
         if self.profile.local && !loses {
             // A local file system does not restart by itself.
@@ -1660,6 +1678,7 @@ impl World {
     // --- faults -----------------------------------------------------------------------------------------------------------
 
     pub(super) fn inject(&mut self, fault: Fault) {
+        *self.happened.entry(fault.name()).or_insert(0) += 1;
         match fault {
             Fault::Kill(process) => self.kill(process.0, "is killed"),
             Fault::Pause(process, span) => self.pause(process.0, Some(span)),
@@ -1682,7 +1701,9 @@ impl World {
     }
 
     fn planned(&mut self, planned: Planned) {
-        let living: Vec<u32> = (0..self.procs.len() as u32).filter(|p| self.procs[*p as usize].is_alive).collect();
+        let living: Vec<u32> = (0..self.procs.len() as u32)
+            .filter(|p| self.procs[*p as usize].is_alive && !self.spared.contains(&self.procs[*p as usize].name))
+            .collect();
         let host = HostId(self.seed.below(self.hosts.len() as u64) as u32);
         let victim = living.get(self.seed.below(living.len() as u64) as usize).map(|p| ProcId(*p));
         match planned {
@@ -1691,12 +1712,12 @@ impl World {
             }
             Planned::Pause(span) => {
                 if let Some(victim) = victim {
-                    self.pause(victim.0, Some(span));
+                    self.inject(Fault::Pause(victim, span));
                 }
             }
             Planned::Suspend(span) => self.inject(Fault::Suspend(host, span)),
-            Planned::Partition(span) => self.cut(host.0, Some(span)),
-            Planned::HostCrash(span) => self.crash_host(host.0, span),
+            Planned::Partition(span) => self.inject(Fault::Partition(host, span)),
+            Planned::HostCrash(span) => self.inject(Fault::HostCrash(host, span)),
             Planned::Timed(fault) => self.inject(fault),
             Planned::WallJump(ms) => self.inject(Fault::WallJump(host, ms)),
         }

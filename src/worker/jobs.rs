@@ -188,10 +188,11 @@ fn read(fs: &dyn Fs, item: &RunItem, is_trusted: &dyn Fn(u32) -> bool) -> Result
     }
     bytes.truncate(have);
     if frame::open_document(&bytes).is_none() {
-        return Err(Trouble::Passing(Outcome::Refused("its manifest is torn".into())));
+        return Err(Trouble::Passing(setup(path.display().to_string(), "EBADMSG")));
     }
     if Digest::of(&bytes) != item.sha {
-        return Err(refused("its manifest is not the one that was taken in"));
+        // Not refused: that would be held against all that this user submits.
+        return Err(Trouble::Final(setup(path.display().to_string(), "EBADMSG")));
     }
     let manifest: Manifest = from_document(&bytes).map_err(|error| refused(format!("its manifest: {error}")))?;
     let entries = manifest.entries.as_ref().map(|entries| store::read(fs, entries)).transpose()?.map(Entries::new);

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::fs::FsError;
+use crate::fs::outside::Sink;
 use crate::process::{Child, End, Event, Process, SetupFailure, Signal, Status, Stdin, Step, Stream, Usage};
-use crate::protocol::digest::Digest;
+use crate::protocol::digest::{Digest, Hasher};
 use crate::protocol::id::AttemptId;
 use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue, attempt_token};
 use crate::store;
@@ -18,6 +19,8 @@ use super::{Hand, OUTPUT_MAX, Unstarted, Worker, World, errno_name, trust};
 
 /// Small outputs of several ends are put together, up to about so many bytes.
 const BATCH_BYTES_MAX: u64 = 16 << 20;
+/// How often an output is read for the user's file before the file is given up.
+const READS_MAX: u32 = 3;
 
 /// Why fq ends an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,12 +193,14 @@ impl Worker {
                 if finishing.refs[stream].is_some() || capture.len() > pack_item_max || batch_len > BATCH_BYTES_MAX {
                     continue;
                 }
-                match capture.read(world.fs)? {
-                    Some(bytes) => {
+                match capture.read(world.fs) {
+                    Ok(Some(bytes)) => {
                         batch_len += bytes.len() as u64;
                         batch.push(((i, stream), bytes));
                     }
-                    None => finishing.lose(stream),
+                    Ok(None) => finishing.lose(stream),
+                    Err(error) if error.not_found() && !is_listed(world.fs, &error.path)? => finishing.lose(stream),
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -229,7 +234,13 @@ impl Worker {
             writer.finish()
         })();
         self.finishing = finishing;
-        let value = stored?;
+        let value = match stored {
+            Err(error) if error.not_found() && !is_listed(world.fs, &error.path)? => {
+                self.finishing[i].lose(stream);
+                return Ok(());
+            }
+            other => other?,
+        };
         let sha = match &value {
             Ref::Loose { sha, .. } | Ref::Packed { sha, .. } => *sha,
             Ref::Inline { bytes } => Digest::of(&bytes.0),
@@ -344,12 +355,14 @@ impl Worker {
         let end_time = span.map(|span| start_ms / 1000 + span.as_secs());
         let mut dirs = Vec::new();
         let started = (|| {
-            let tmp = make_dir(world, &next.a.to_string(), &mut dirs)?;
-            let script = copy_script(world, job, next.a, &mut dirs)?;
+            let tmp = make_dir(world, &next.a.to_string(), &mut dirs).map_err(Outcome::Setup)?;
+            let script = copy_script(world, job, next.a, &mut dirs).map_err(Outcome::Setup)?;
             let stdin = match &job.stdin {
                 JobStdin::Null => Stdin::Null,
                 JobStdin::Small(bytes) => Stdin::Bytes(bytes.clone()),
-                JobStdin::Large(value) => Stdin::File(copy_stdin(world, value, next.a, &mut dirs)?),
+                JobStdin::Large(value) => {
+                    Stdin::File(copy_stdin(world, value, next.a, &mut dirs).map_err(Outcome::Setup)?)
+                }
             };
             let token = attempt_token(self.options.queue, &self.options.wid, next.a);
             let recipe = Recipe {
@@ -363,13 +376,16 @@ impl Worker {
                 stdin,
                 end_time,
             };
-            world.process.start(&recipe.launch())
+            // Reading what it needs may have taken for ever, and its attempt may be somewhere else by now.
+            if self.lease.is_over(world.clock.boot()) {
+                return Err(Outcome::Requeue(Requeue::Storage));
+            }
+            world.process.start(&recipe.launch()).map_err(Outcome::Setup)
         })();
-        let started = started.map_err(|failure| {
+        let started = started.inspect_err(|_| {
             for dir in &dirs {
                 world.outside.remove_dir(dir);
             }
-            Outcome::Setup(failure)
         })?;
         self.journal.append(&Line::Start { a: next.a, m: next.m, group: started.group, at_ms: start_ms });
         self.starts_wait = true;
@@ -422,6 +438,12 @@ impl Finishing {
         self.line.notes.push("its output could not be read back as it was written".to_owned());
         self.refs[stream] = Some(Ref::default());
     }
+}
+
+/// Whether a fresh listing shows the file: one that is gone was never synced before the server lost power.
+fn is_listed(fs: &dyn crate::fs::Fs, path: &Path) -> Result<bool, FsError> {
+    let names = fs.list(path.parent().unwrap_or(Path::new("")))?;
+    Ok(names.iter().any(|entry| Some(entry.name.as_ref()) == path.file_name()))
 }
 
 fn empty_end(a: AttemptId, m: u64, end_ms: u64) -> EndLine {
@@ -507,22 +529,37 @@ fn publish(world: &mut World<'_, '_>, job: &Job, a: AttemptId, output: &[Capture
     };
     let mut notes = Vec::new();
     for (path, captures) in files {
-        let done = world.outside.publish(&path, &mut |sink| {
-            for capture in &captures {
-                let mut written = Ok(());
-                let read = capture.each(fs, &mut |bytes| {
-                    if written.is_ok() {
-                        written = sink(bytes);
-                    }
-                    Ok(())
-                });
-                read.map_err(|error| std::io::Error::other(error.to_string())).and(written)?;
+        // Bytes that come back wrong are mostly right the next time.
+        let mut done = Err(std::io::Error::other("not tried"));
+        for _ in 0..READS_MAX {
+            done = world
+                .outside
+                .publish(&path, &mut |sink| captures.iter().try_for_each(|capture| pass_on(fs, capture, sink)));
+            if !done.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::InvalidData) {
+                break;
             }
-            Ok(())
-        });
+        }
         if let Err(error) = done {
             notes.push(format!("cannot write `{}`: {error}; the output is kept in the queue", path.display()));
         }
     }
     notes
+}
+
+/// Passes an output to `sink`; fails with `InvalidData` at its end if it was not what the attempt wrote.
+fn pass_on(fs: &dyn crate::fs::Fs, capture: &Capture, sink: &mut Sink<'_>) -> std::io::Result<()> {
+    let mut written = Ok(());
+    let mut hasher = Hasher::default();
+    let read = capture.each(fs, &mut |bytes| {
+        hasher.update(bytes);
+        if written.is_ok() {
+            written = sink(bytes);
+        }
+        Ok(())
+    });
+    read.map_err(|error| std::io::Error::other(error.to_string())).and(written)?;
+    if hasher.finish() == capture.digest() {
+        return Ok(());
+    }
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it could not be read back as it was written"))
 }

@@ -11,6 +11,7 @@ mod live;
 mod output;
 mod reading;
 mod run;
+mod simulation;
 mod sockets;
 mod storage;
 mod strangers;

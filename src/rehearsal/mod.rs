@@ -1,0 +1,312 @@
+//! Whole clusters of the real roles in the simulator, and the invariants that they must keep (spec: ordering, "Invariants").
+//!
+//! A *rehearsal* is one seed on one file system: two hosts with a keeper, a worker and a master beside it, and a master alone;
+//! a third host from which a user submits 31 tasks (`script`), faults within a window, then quiet until everything has ended.
+//! All of it follows from the seed. The decisions are watched from outside as they become durable (`history`), and at the end the
+//! whole directory is judged (`verdict`).
+//!
+//! What is not rehearsed: threads of one process that run at once, the user's own files, real processes.
+
+mod history;
+mod roles;
+mod script;
+mod truth;
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::protocol::record::{HeadStyle, Limits};
+use crate::queue::{self, InitOptions};
+use crate::sim::profile::{Change, Commit};
+use crate::sim::{Cluster, Failure, Fault, FaultBudget, HostId, Profile};
+
+use history::History;
+use roles::{Desk, Setup};
+use script::Dice;
+use truth::Truth;
+
+/// The user to whom everything belongs in the simulator.
+const UID: u32 = 1000;
+/// At least so many faults happen in each rehearsal.
+const FAULTS_MIN: u64 = 3;
+/// After the faults everything ends within this span.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// What a rehearsal came to in which nothing went wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// The name of the file system profile.
+    pub profile: &'static str,
+    /// Equal for two runs only if they were the same, event by event.
+    pub digest: u64,
+    /// File system calls.
+    pub calls: u64,
+    /// Decisions bound.
+    pub decisions: u64,
+    /// Tasks that ended.
+    pub tasks: u64,
+    /// Ends accepted.
+    pub ends: u64,
+    /// Workers declared lost.
+    pub lost: u64,
+    /// Terms after the first.
+    pub takeovers: u64,
+    /// Masters that stopped for good because the file system had fallen back.
+    pub halts: u64,
+    /// Attempts of which an earlier one of the same task still ran, where that has to be expected: nobody was left to end it.
+    pub overlaps: u64,
+    /// Simulated time.
+    pub simulated: Duration,
+    /// Faults that happened, by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+/// A rehearsal in which something went wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// The seed.
+    pub seed: u64,
+    /// The name of the file system profile.
+    pub profile: &'static str,
+    /// What went wrong; never empty.
+    pub violations: Vec<String>,
+    /// The last events.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {} profile {}", self.seed, self.profile)?;
+        self.violations.iter().try_for_each(|what| write!(f, "\n  {what}"))
+    }
+}
+
+impl std::error::Error for Trouble {}
+
+/// The profiles that are rehearsed: honest file systems of every kind.
+pub fn profiles() -> Vec<Profile> {
+    vec![
+        Profile::local(),
+        Profile::nfs3(),
+        Profile::nfs3_nolock(),
+        Profile::nfs41(),
+        Profile::lustre_noflock(),
+        Profile::beegfs(),
+        Profile::gluster(),
+        Profile::ceph(),
+    ]
+}
+
+/// The profile of a seed where none is asked for.
+pub fn profile_of(seed: u64) -> Profile {
+    let mut all = profiles();
+    all.swap_remove((seed % 8) as usize)
+}
+
+fn limits() -> Limits {
+    Limits {
+        beat_ms: 1_000,
+        self_fence_ms: 10_000,
+        grace_ms: 1_000,
+        suspect_ms: 5_000,
+        lease_ms: 30_000,
+        takeover_ms: 8_000,
+        visible_ms: 90_000,
+        poll_ms: 300,
+        idle_poll_ms: 2_000,
+        crash_limit: 50,
+        backoff_ms: (500, 4_000),
+        inline_max: 64,
+        pack_item_max: 2_000,
+        pack_max: 6_000,
+        segment_max: 4_000,
+        snapshot_every: 15,
+        gc_wait_ms: 5_000,
+        ..Limits::default()
+    }
+}
+
+/// Whether nothing but the rules of the protocol keeps attempts of one task apart: a keeper is left by whoever dies, and no host
+/// is suspended with running tasks.
+#[derive(Debug, Clone, Copy)]
+struct Care {
+    keepers: u64,
+    suspends: u32,
+}
+
+fn budget(dice: &mut Dice, care: Care) -> FaultBudget {
+    let mut budget = FaultBudget {
+        pause_max: Duration::from_secs(60),
+        slow_max: Duration::from_secs(15),
+        suspends: care.suspends,
+        half_renames: 1,
+        ..FaultBudget::mixed(Duration::from_secs(30))
+    };
+    // Some kinds alone, so that they are not always hidden behind a server that is away.
+    if dice.one_in(2) {
+        (budget.server_restarts, budget.power_losses, budget.full_disks) = (0, 0, 0);
+    }
+    if dice.one_in(3) {
+        (budget.partitions, budget.host_crashes) = (0, 0);
+    }
+    budget
+}
+
+/// Rehearses `seed` on `profile`.
+///
+/// # Errors
+/// What went wrong, with the last events; running it again gives the same.
+pub fn run(seed: u64, profile: &Profile) -> Result<Report, Box<Trouble>> {
+    let mut dice = Dice::new(seed);
+    let care = Care { keepers: if dice.one_in(4) { 80 } else { 100 }, suspends: u32::from(dice.one_in(4)) };
+    let setup = Setup {
+        limits: limits(),
+        nudges: matches!(profile.change, Change::Tick(_)),
+        mark_sync: !profile.local,
+        lifetime: dice.one_in(4).then(|| Duration::from_secs(40 + dice.below(40))),
+        may_roll_back: profile.commit != Commit::Server,
+    };
+    let mut cluster = Cluster::new(seed, profile.clone());
+    cluster.look_every(Duration::from_millis(100));
+    cluster.keepers(care.keepers);
+    cluster.children_do(|launch, _| script::child(launch));
+    let hosts = ["a", "b", "c"].map(|name| cluster.add_host(name));
+    let desk: Rc<Desk> = Rc::default();
+    let mut stage =
+        Stage { seed, profile: profile.name, cluster, history: None, care, parts: script::parts(seed), desk };
+    stage.play(&hosts, &setup, &mut dice)
+}
+
+/// A cluster while it is rehearsed.
+struct Stage {
+    seed: u64,
+    profile: &'static str,
+    cluster: Cluster,
+    history: Option<History>,
+    care: Care,
+    parts: Vec<script::Part>,
+    desk: Rc<Desk>,
+}
+
+impl Stage {
+    fn play(&mut self, hosts: &[HostId; 3], setup: &Setup, dice: &mut Dice) -> Result<Report, Box<Trouble>> {
+        let first = self.init(hosts[2], setup)?;
+        self.history = Some(History::new(first));
+        self.cast(hosts, setup, dice);
+        let budget = budget(dice, self.care);
+        self.cluster.plan_faults(&budget);
+        if dice.one_in(3) {
+            // A person or a batch system ends a worker in order.
+            let at = Duration::from_secs(5 + dice.below(20));
+            self.watch(at, false)?;
+            if let Some(worker) = self.cluster.find("worker-0") {
+                self.cluster.ask_to_stop(worker);
+            }
+        }
+        self.watch(budget.window + Duration::from_secs(dice.below(10)), false)?;
+        while self.cluster.faults().values().sum::<u64>() < FAULTS_MIN {
+            let names = ["master-0", "worker-1", "master-1"];
+            let victim = self.cluster.find(names[dice.below(3) as usize]);
+            let fault = match victim {
+                Some(victim) if dice.one_in(2) => Fault::Kill(victim),
+                Some(victim) => Fault::Pause(victim, Duration::from_secs(15)),
+                None => Fault::WallJump(hosts[0], 3_600_000),
+            };
+            self.cluster.inject(fault);
+            self.watch(Duration::from_millis(dice.below(3_000)), false)?;
+        }
+        self.cluster.quiet();
+        let has_ended = self.watch(PATIENCE, true)?;
+        self.judge(has_ended)
+    }
+
+    /// Makes the queue; returns its first decision.
+    fn init(&mut self, host: HostId, setup: &Setup) -> Result<crate::protocol::id::DecisionId, Box<Trouble>> {
+        let head_style = if self.profile == "gluster" { HeadStyle::Dotted } else { HeadStyle::Plain };
+        let options = InitOptions { limits: Some(setup.limits.clone()), head_style, ..InitOptions::default() };
+        self.cluster.spawn(host, "init", move |env| {
+            let made = queue::init_on(env.fs(), env.chance(), env.clock(), Path::new("q"), UID, &options);
+            assert!(made.is_ok(), "cannot make a queue: {made:?}");
+        });
+        let ended = self.cluster.run_to_end(Duration::from_secs(600));
+        ended.map_err(|failure| self.failed(&failure))?;
+        let file = self.cluster.view(|view| queue::read_file(&Truth::now(view), Path::new("q")));
+        file.map(|file| file.first).map_err(|error| self.trouble(vec![format!("no queue was made: {error}")]))
+    }
+
+    /// Starts all processes, each when the dice say.
+    fn cast(&mut self, hosts: &[HostId; 3], setup: &Setup, dice: &mut Dice) {
+        let self_fence = Limits::span(setup.limits.self_fence_ms);
+        for at in 0..2 {
+            let desk = self.desk.clone();
+            let name = format!("keeper-{at}");
+            self.cluster.spawn_service(hosts[at], &name, Duration::from_secs(1), move |env| {
+                roles::keeper(env, &desk, at, self_fence);
+            });
+            self.cluster.spare(&name);
+        }
+        let mut delay = || {
+            let span = Duration::from_millis(dice.below(4_000));
+            let first = std::cell::Cell::new(true);
+            move |env: &crate::sim::SimEnv| {
+                if first.replace(false) {
+                    env.sleep(span);
+                }
+            }
+        };
+        for at in 0..2 {
+            let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
+            self.cluster.spawn_service(hosts[at], &format!("worker-{at}"), Duration::from_secs(2), move |env| {
+                wait(env);
+                roles::worker(env, &desk, at, &own);
+            });
+            let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
+            self.cluster.spawn_service(hosts[at], &format!("master-{at}"), Duration::from_secs(3), move |env| {
+                wait(env);
+                roles::master(env, &desk, &own);
+            });
+        }
+        let (desk, parts, wait) = (self.desk.clone(), self.parts.clone(), delay());
+        self.cluster.spawn_service(hosts[2], "client", Duration::from_secs(1), move |env| {
+            wait(env);
+            roles::client(env, &desk, &parts);
+        });
+    }
+
+    /// Runs for a span, or until everything has ended; says whether it has.
+    fn watch(&mut self, span: Duration, until_end: bool) -> Result<bool, Box<Trouble>> {
+        let (history, desk, parts) = (&mut self.history, &self.desk, &self.parts);
+        let ended = self.cluster.run_until(
+            |view| {
+                let Some(history) = history else { return false };
+                history.look(view);
+                let is_broken = !history.violations.is_empty();
+                is_broken
+                    || (until_end
+                        && desk.is_submitted.get()
+                        && desk.numbers.borrow().iter().zip(parts).all(|(job, part)| history.has_ended(*job, part))
+                        && view.children().all(|child| child.ended.is_some()))
+            },
+            span,
+        );
+        let ended = ended.map_err(|failure| self.failed(&failure))?;
+        match &self.history {
+            Some(history) if !history.violations.is_empty() => Err(self.trouble(history.violations.clone())),
+            _ => Ok(ended),
+        }
+    }
+
+    fn failed(&self, failure: &Failure) -> Box<Trouble> {
+        self.trouble(vec![format!("process `{}` panicked: {}", failure.process, failure.message)])
+    }
+
+    fn trouble(&self, violations: Vec<String>) -> Box<Trouble> {
+        Box::new(Trouble { seed: self.seed, profile: self.profile, violations, trace: self.cluster.trace() })
+    }
+}

@@ -1,0 +1,75 @@
+//! Whole clusters of the real roles in the simulator. Every seed is another story of crashes, stale listings and lost replies; what
+//! must hold in all of them is in `fq::rehearsal`. Thousands of seeds: `cargo run --release --example sim -- --seeds 5000`.
+
+use fq::rehearsal;
+use fq::sim::Profile;
+
+/// Rehearses `seeds` on `profile` and shows what went wrong.
+fn check(profile: &Profile, seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        if let Err(trouble) = rehearsal::run(seed, profile) {
+            let tail = trouble.trace.len().saturating_sub(100);
+            panic!("{}\n{trouble}", trouble.trace[tail..].join("\n"));
+        }
+    }
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_a_local_file_system() {
+    check(&Profile::local(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_nfs3() {
+    check(&Profile::nfs3(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_nfs3_without_locks() {
+    check(&Profile::nfs3_nolock(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_nfs41() {
+    check(&Profile::nfs41(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_lustre_without_locks() {
+    check(&Profile::lustre_noflock(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_beegfs() {
+    check(&Profile::beegfs(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_gluster() {
+    check(&Profile::gluster(), 1000..1006);
+}
+
+#[test]
+fn clusters_keep_the_invariants_on_ceph() {
+    check(&Profile::ceph(), 1000..1006);
+}
+
+#[test]
+fn a_seed_that_is_rehearsed_twice_gives_the_same_events() {
+    for profile in [Profile::nfs3(), Profile::gluster()] {
+        let [one, two] = [(); 2].map(|()| rehearsal::run(7, &profile).map(|report| report.digest));
+        assert_eq!(one, two);
+    }
+}
+
+/// A request to release reached the master together with the one to hold before it, and was answered first: the task stayed held.
+#[test]
+fn seed_10_released_before_it_was_held() {
+    check(&Profile::nfs3_nolock(), 10..11);
+}
+
+/// Bytes of a running task's output came back damaged once, and its user's file was published like that.
+#[test]
+fn seed_6_published_what_was_read_badly() {
+    check(&Profile::gluster(), 6..7);
+}
