@@ -243,10 +243,10 @@ impl Stage {
     /// Starts all processes, each when the dice say.
     fn cast(&mut self, hosts: &[HostId; 3], setup: &Setup, dice: &mut Dice) {
         let self_fence = Limits::span(setup.limits.self_fence_ms);
-        for at in 0..2 {
+        for (at, &host) in hosts.iter().enumerate().take(2) {
             let desk = self.desk.clone();
             let name = format!("keeper-{at}");
-            self.cluster.spawn_service(hosts[at], &name, Duration::from_secs(1), move |env| {
+            self.cluster.spawn_service(host, &name, Duration::from_secs(1), move |env| {
                 roles::keeper(env, &desk, at, self_fence);
             });
             self.cluster.spare(&name);
@@ -260,14 +260,14 @@ impl Stage {
                 }
             }
         };
-        for at in 0..2 {
+        for (at, &host) in hosts.iter().enumerate().take(2) {
             let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
-            self.cluster.spawn_service(hosts[at], &format!("worker-{at}"), Duration::from_secs(2), move |env| {
+            self.cluster.spawn_service(host, &format!("worker-{at}"), Duration::from_secs(2), move |env| {
                 wait(env);
                 roles::worker(env, &desk, at, &own);
             });
             let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
-            self.cluster.spawn_service(hosts[at], &format!("master-{at}"), Duration::from_secs(3), move |env| {
+            self.cluster.spawn_service(host, &format!("master-{at}"), Duration::from_secs(3), move |env| {
                 wait(env);
                 roles::master(env, &desk, &own);
             });
@@ -302,10 +302,12 @@ impl Stage {
         }
     }
 
+    #[expect(clippy::unnecessary_box_returns, reason = "it becomes the error of a result, which is to be small")]
     fn failed(&self, failure: &Failure) -> Box<Trouble> {
         self.trouble(vec![format!("process `{}` panicked: {}", failure.process, failure.message)])
     }
 
+    #[expect(clippy::unnecessary_box_returns, reason = "it becomes the error of a result, which is to be small")]
     fn trouble(&self, violations: Vec<String>) -> Box<Trouble> {
         Box::new(Trouble { seed: self.seed, profile: self.profile, violations, trace: self.cluster.trace() })
     }
