@@ -31,8 +31,13 @@ impl OwnLease {
 
     /// Takes note that lines were made durable; `written` is the boot time before the last of them was written, `pause` the
     /// time until the next sign of life, about [`OwnLease::beat`].
+    ///
+    /// A lease that was over before stays over: a call that hung for long may return in the middle of a step, when others have
+    /// the tasks.
     pub fn prove(&mut self, written: Duration, pause: Duration) {
-        self.proved = self.proved.max(written);
+        if !self.is_over(written) {
+            self.proved = self.proved.max(written);
+        }
         self.next_beat = written + pause;
     }
 
@@ -224,6 +229,14 @@ mod tests {
 
     fn check(seen: &Observation, expected: Verdict) {
         assert_eq!(judge(seen, &Limits::default()), expected, "{seen:?}");
+    }
+
+    #[test]
+    fn what_becomes_durable_too_late_does_not_renew_a_lease() {
+        let mut lease = OwnLease::new(&Limits::default(), s(1000));
+        lease.prove(s(1121), s(15));
+        assert!(lease.is_over(s(1121)));
+        assert!(lease.is_over(s(1122)));
     }
 
     #[test]

@@ -268,6 +268,9 @@ impl Lead {
                     self.jobs.wake();
                     continue;
                 }
+            } else if self.hurry(&action) && self.unanswered.insert(id, now).is_none() {
+                // A manifest that stayed torn for long may have become whole just before it was asked for.
+                continue;
             }
             self.unanswered.remove(&id);
             news = true;
@@ -297,6 +300,21 @@ impl Lead {
             Action::Retry { targets } => targets.iter().any(|(target, _)| is_unknown(target)),
             Action::Drain { .. } | Action::Collect { .. } => false,
         }
+    }
+
+    /// Makes the next look at manifests that are torn and that `action` names due now; says whether there are any.
+    fn hurry(&mut self, action: &Action) -> bool {
+        let (Action::Cancel { targets, .. } | Action::Hold { targets } | Action::Release { targets }) = action else {
+            return false;
+        };
+        let mut any = false;
+        for target in targets {
+            if let Some(torn) = self.torn.get_mut(&target.job) {
+                torn.0 = Duration::ZERO;
+                any = true;
+            }
+        }
+        any
     }
 
     fn is_answered_by_draft(&self, id: Nonce) -> bool {
