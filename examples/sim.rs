@@ -1,4 +1,4 @@
-//! Rehearses many seeds and counts: `cargo run --release --example sim -- --seeds 5000`.
+//! Rehearses many seeds and counts: `cargo run --example sim -- --seeds 5000`.
 //!
 //! Exits with 1 at the first seed in which something goes wrong, after saying what and how to see it again.
 
@@ -123,7 +123,7 @@ fn print_trouble(trouble: &Trouble, with_trace: bool) {
     }
     println!("{trouble}");
     let (seed, profile) = (trouble.seed, trouble.profile);
-    println!("replay: cargo run --release --example sim -- --seed {seed} --profile {profile} --trace");
+    println!("replay: cargo run --example sim -- --seed {seed} --profile {profile} --trace");
 }
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
 //! Whole clusters of the real roles in the simulator. Every seed is another story of crashes, stale listings and lost replies; what
-//! must hold in all of them is in `fq::rehearsal`. Thousands of seeds: `cargo run --release --example sim -- --seeds 5000`.
+//! must hold in all of them is in `fq::rehearsal`. Thousands of seeds: `cargo run --example sim -- --seeds 5000`.
 
 use fq::rehearsal;
 use fq::sim::Profile;
