@@ -366,7 +366,11 @@ impl Tail {
     fn read_segment(&mut self, fs: &dyn Fs, news: &mut TailNews) -> Result<(usize, bool), FsError> {
         let bytes = match read_from(fs, &layout::segment(&self.wid, self.segment), self.offset) {
             Ok(bytes) => bytes,
-            Err(error) if error.not_found() => return Ok((0, false)),
+            Err(error) if error.not_found() => {
+                // Looked for too early, right after a seal: without a listing an NFS client would miss it for a minute.
+                segments(fs, &self.wid)?;
+                return Ok((0, false));
+            }
             Err(error) => return Err(error),
         };
         let (lines, used) = frame::valid_lines(&bytes, self.seq);
