@@ -234,6 +234,8 @@ pub struct Tail {
     mark: u64,
     /// Polls in a row without a new line.
     quiet: u32,
+    /// Lines that were read by a poll which then failed: they come with the next one.
+    unsaid: Vec<(u64, Line)>,
 }
 
 /// What [`Tail::poll`] found.
@@ -277,7 +279,7 @@ impl Tail {
 
     /// Follows the journal after line `seq`.
     pub fn at(wid: WorkerId, seq: u64) -> Self {
-        Self { wid, segment: 0, offset: 0, before: None, seq, mark: 0, quiet: 0 }
+        Self { wid, segment: 0, offset: 0, before: None, seq, mark: 0, quiet: 0, unsaid: Vec::new() }
     }
 
     /// Whose journal it is.
@@ -304,7 +306,14 @@ impl Tail {
         let mut all = self.read(fs, true)?;
         let mut grew = all.grew;
         while grew {
-            let more = self.read(fs, true)?;
+            let more = match self.read(fs, true) {
+                Ok(more) => more,
+                Err(error) => {
+                    all.lines.append(&mut self.unsaid);
+                    self.unsaid = all.lines;
+                    return Err(error);
+                }
+            };
             grew = more.grew;
             all.lines.extend(more.lines);
             all.damaged = all.damaged.or(more.damaged);
@@ -315,15 +324,30 @@ impl Tail {
 
     fn read(&mut self, fs: &dyn Fs, look: bool) -> Result<TailNews, FsError> {
         let mut news = TailNews::default();
+        let outcome = self.read_on(fs, look, &mut news);
+        let mut lines = std::mem::take(&mut self.unsaid);
+        news.grew |= !lines.is_empty();
+        lines.append(&mut news.lines);
+        if let Err(error) = outcome {
+            self.unsaid = lines;
+            return Err(error);
+        }
+        news.lines = lines;
+        self.quiet = if news.grew { 0 } else { self.quiet.saturating_add(1) };
+        news.mark = self.mark;
+        Ok(news)
+    }
+
+    fn read_on(&mut self, fs: &dyn Fs, look: bool, news: &mut TailNews) -> Result<(), FsError> {
         if self.segment == 0 && !self.find_start(fs)? {
-            return Ok(news);
+            return Ok(());
         }
         let mut bytes_left = POLL_BYTES_MAX;
         let mut has_looked = !look;
         // A segment that was left too early is gone back to; then the next is not entered again in the same poll.
         let mut furthest = self.segment;
         loop {
-            let (used, sealed) = self.read_segment(fs, &mut news)?;
+            let (used, sealed) = self.read_segment(fs, news)?;
             bytes_left = bytes_left.saturating_sub(used);
             if bytes_left == 0 {
                 break;
@@ -338,7 +362,7 @@ impl Tail {
                 if self.segment < furthest || !self.next_exists(fs)? {
                     break;
                 }
-                if self.read_segment(fs, &mut news)?.0 == 0 {
+                if self.read_segment(fs, news)?.0 == 0 {
                     self.go_to(self.segment + 1);
                     furthest = self.segment;
                     has_looked = false;
@@ -347,9 +371,7 @@ impl Tail {
                 break;
             }
         }
-        self.quiet = if news.grew { 0 } else { self.quiet.saturating_add(1) };
-        news.mark = self.mark;
-        Ok(news)
+        Ok(())
     }
 
     fn go_to(&mut self, segment: u64) {
@@ -366,7 +388,11 @@ impl Tail {
     fn read_segment(&mut self, fs: &dyn Fs, news: &mut TailNews) -> Result<(usize, bool), FsError> {
         let bytes = match read_from(fs, &layout::segment(&self.wid, self.segment), self.offset) {
             Ok(bytes) => bytes,
-            Err(error) if error.not_found() => return Ok((0, false)),
+            Err(error) if error.not_found() => {
+                // Looked for too early, right after a seal: without a listing an NFS client would miss it for a minute.
+                segments(fs, &self.wid)?;
+                return Ok((0, false));
+            }
             Err(error) => return Err(error),
         };
         let (lines, used) = frame::valid_lines(&bytes, self.seq);
@@ -535,6 +561,20 @@ mod tests {
 
     fn poll(tail: &mut Tail, fs: &TestFs) -> TailNews {
         tail.poll(fs).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    #[test]
+    fn lines_that_a_failed_poll_has_read_come_with_the_next_one() {
+        let fs = fresh();
+        let limits = Limits { segment_max: 1, ..Limits::default() };
+        let mut writer = Writer::create(&fs, &wid(), &limits).unwrap_or_else(|e| panic!("{e}"));
+        writer.append(&pause("full"));
+        assert_eq!(writer.flush(&fs), Ok(()));
+        let mut tail = Tail::new(wid());
+        fail_once(&fs, Call::Open, "000002");
+        assert!(tail.poll(&fs).is_err(), "the segment that the seal names cannot be opened");
+        let news = tail.poll(&fs).unwrap_or_else(|e| panic!("{e}"));
+        assert!(news.grew && news.lines.iter().any(|(_, line)| *line == pause("full")), "{news:?}");
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl Lead {
             {
                 continue;
             }
+            // By a listing and never by its name: an NFS client that has looked for a name too early misses it for a minute.
+            let hello = layout::hello(&wid);
+            let names = env.fs.list(&layout::worker(&wid)).unwrap_or_default();
+            if !names.iter().any(|e| Some(e.name.as_ref()) == hello.file_name()) {
+                continue;
+            }
             match read_hello(env, file, &wid) {
                 Ok(Some(hello)) => {
                     news = true;

@@ -73,3 +73,35 @@ fn seed_10_released_before_it_was_held() {
 fn seed_6_published_what_was_read_badly() {
     check(&Profile::gluster(), 6..7);
 }
+
+/// Workers that came and went set the storm brake off again and again, and each time a dead one was given another lease: its tasks
+/// never ran again.
+#[test]
+fn seed_47_braked_for_ever() {
+    check(&Profile::ceph(), 47..48);
+}
+
+/// A worker hung in a look at its mailbox for longer than its lease; what it made durable afterwards renewed the lease, and it started
+/// a task that had been given to another.
+#[test]
+fn seed_756_renewed_a_lease_that_was_over() {
+    check(&Profile::lustre_noflock(), 756..757);
+}
+
+/// A manifest was taken in before it was durable, the server lost power, and the number went to another submission.
+#[test]
+fn seed_766_gave_one_number_to_two_submissions() {
+    check(&Profile::gluster(), 766..767);
+}
+
+/// A manifest that had been torn for long became whole, and a request for it was answered before the next look at it.
+#[test]
+fn seed_1249_lost_a_release() {
+    check(&Profile::nfs3(), 1249..1250);
+}
+
+/// The master looked for a new worker's HELLO by its name before it was there, and missed it for most of the worker's life.
+#[test]
+fn seed_3962_met_workers_too_late() {
+    check(&Profile::nfs3_nolock(), 3962..3963);
+}
