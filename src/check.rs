@@ -21,7 +21,7 @@ use crate::protocol::id::{DecisionId, JobId, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::record::{self, BadRecord, Command, Line, Manifest, QueueFile, Ref, SnapshotRef};
 use crate::queue;
-use crate::state::State;
+use crate::state::{State, WantedEnds};
 use crate::store::{self, StoreError, inventory, pack};
 
 pub mod repair;
@@ -439,19 +439,24 @@ impl Walk<'_> {
     }
 
     fn journals(&mut self) {
+        let state = self.state.take();
+        let wanted = state.as_ref().map(State::wanted_ends);
         for entry in self.list(What::Journal, Path::new(layout::JOURNALS)) {
             let dir = Path::new(layout::JOURNALS).join(&entry.name);
             match entry.name.parse::<WorkerId>() {
-                Ok(wid) => self.journal(&wid, &dir),
+                Ok(wid) => self.journal(&wid, &dir, wanted.as_ref()),
                 Err(_) => {
                     self.notice(What::Layout, &dir, "not a file of fq");
                 }
             }
             self.tick();
         }
+        drop(wanted);
+        self.state = state;
     }
 
-    fn journal(&mut self, wid: &WorkerId, dir: &Path) {
+    /// Reads a journal; `wanted` are the ends that matter, all if that is not known.
+    fn journal(&mut self, wid: &WorkerId, dir: &Path, wanted: Option<&WantedEnds<'_>>) {
         self.report.counts.journals += 1;
         let mut seq = 0;
         let mut segments: Vec<(u64, String)> = Vec::new();
@@ -485,8 +490,10 @@ impl Walk<'_> {
                 self.error(What::Journal, &path, "it is the journal of another worker");
             }
             if self.deep {
-                let kept: Vec<_> = segment.ends.into_iter().filter(|(job, _)| self.is_kept(*job)).collect();
-                self.refs.extend(kept.into_iter().map(|(_, r)| (r, path.clone())));
+                // Of an end that was never accepted and never will be, collecting may have taken the values.
+                let matters = |seq, job| wanted.is_none_or(|wanted| wanted.wants(wid, seq, job));
+                let needed = segment.ends.into_iter().filter(|(seq, job, _)| matters(*seq, *job));
+                self.refs.extend(needed.map(|(_, _, reference)| (reference, path.clone())));
             }
             seq = segment.seq;
         }
@@ -659,8 +666,8 @@ pub(crate) struct Segment {
     pub(crate) damage: Vec<String>,
     /// Whole lines that are not understood.
     pub(crate) unknown: Vec<(u64, String)>,
-    /// Outputs of ended attempts.
-    pub(crate) ends: Vec<(JobId, Ref)>,
+    /// Outputs of ended attempts, with the numbers of their lines.
+    pub(crate) ends: Vec<(u64, JobId, Ref)>,
     /// Decisions that it acted upon.
     pub(crate) acted_on: BTreeSet<DecisionId>,
 }
@@ -689,7 +696,7 @@ pub(crate) fn inspect_segment(bytes: &[u8], seq: u64) -> Segment {
             Ok(Line::Got { by, .. } | Line::Claim { by, .. }) => {
                 found.acted_on.insert(by);
             }
-            Ok(Line::End(end)) => found.ends.extend([(end.a.task.job, end.out), (end.a.task.job, end.err)]),
+            Ok(Line::End(end)) => found.ends.extend([end.out, end.err].map(|value| (number, end.a.task.job, value))),
             Ok(_) => {}
             Err(error) => found.unknown.push((number, error.to_string())),
         }

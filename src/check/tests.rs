@@ -4,9 +4,10 @@ use super::token::{RebuildError, Undecided, choose, rebuild, strays};
 use super::*;
 use crate::clock::fixed::{Dice, Still};
 use crate::fs::memory::MemoryFs;
+use crate::process::Identity;
 use crate::process::Status;
 use crate::protocol::id::{AttemptId, Nonce, TaskId};
-use crate::protocol::record::{EndLine, HeadStyle, Header, Outcome, to_line};
+use crate::protocol::record::{Admit, Departure, EndLine, HeadStyle, Header, LockVerdict, Op, Outcome, Trust, to_line};
 use crate::queue::{InitOptions, init_on};
 
 fn id(generation: u64, nonce: u64) -> DecisionId {
@@ -21,6 +22,10 @@ fn queue() -> (MemoryFs, DecisionId) {
 
 /// Writes an empty decision on top of `prev`.
 fn candidate(fs: &MemoryFs, prev: DecisionId, nonce: u64) -> DecisionId {
+    candidate_of(fs, prev, nonce, &[])
+}
+
+fn candidate_of(fs: &MemoryFs, prev: DecisionId, nonce: u64, ops: &[Op]) -> DecisionId {
     let bytes = fs::read_all(fs, &layout::decision(prev)).expect("the decision before");
     let header = Header {
         prev: Some(prev),
@@ -28,13 +33,17 @@ fn candidate(fs: &MemoryFs, prev: DecisionId, nonce: u64) -> DecisionId {
         id: id(prev.generation + 1, nonce),
         ..decision::decode_group(&bytes).expect("a whole decision").header
     };
-    put(fs, &layout::decision(header.id), &decision::encode_group(&header, &[]));
+    put(fs, &layout::decision(header.id), &decision::encode_group(&header, ops));
     header.id
 }
 
 /// Makes and binds an empty decision.
 fn commit(fs: &MemoryFs, prev: DecisionId, nonce: u64) -> DecisionId {
-    let next = candidate(fs, prev, nonce);
+    commit_of(fs, prev, nonce, &[])
+}
+
+fn commit_of(fs: &MemoryFs, prev: DecisionId, nonce: u64, ops: &[Op]) -> DecisionId {
+    let next = candidate_of(fs, prev, nonce, ops);
     fs.rename(&head(prev), &head(next)).expect("the token moves");
     next
 }
@@ -205,6 +214,30 @@ fn a_needed_file_in_the_trash_is_moved_back() {
     assert_eq!(errors(&fs).len(), 1);
     repair_all(&fs);
     assert_eq!(store::verify(&fs, &reference), Ok(()));
+    assert_eq!(errors(&fs), [""; 0]);
+}
+
+/// A worker dies before it has promised the end of an attempt, the task runs elsewhere, and collecting takes what it had stored.
+#[test]
+fn values_of_ends_that_can_no_longer_be_accepted_may_be_gone() {
+    let (fs, first) = queue();
+    let sha = Digest::of(b"never accepted");
+    journal(&fs, &[Line::Open { wid: wid() }, end(1, Ref::Loose { sha, len: 14 })]);
+    assert_eq!(errors(&fs).len(), 1, "a worker that is not known yet may be heard");
+    let admit = Admit {
+        w: wid(),
+        worker: Identity { host: "node".into(), boot_id: "b".into(), pid_ns: "p".into(), pid: 1, ticks: 1, uid: 0 },
+        keeper: None,
+        cpus: 1,
+        mem: 0,
+        self_fence_ms: 1,
+        lock: LockVerdict::Held,
+        trust: Trust::default(),
+    };
+    let second = commit_of(&fs, first, 1, &[Op::Admit(Box::new(admit))]);
+    assert_eq!(errors(&fs).len(), 1, "its end may still be accepted");
+    let gone = Op::Gone { w: wid(), how: Departure::Lost, why: "silent".into() };
+    commit_of(&fs, second, 2, &[gone]);
     assert_eq!(errors(&fs), [""; 0]);
 }
 

@@ -139,15 +139,14 @@ fn manifest_refs(manifest: &Manifest) -> impl Iterator<Item = &Ref> {
 }
 
 fn read_journals(fs: &dyn Fs, state: &State, found: &mut Needed, pace: &mut dyn FnMut()) -> Result<(), Unsure> {
-    let in_use = state.lines_in_use();
+    let wanted = state.wanted_ends();
     let names = fs.list(layout::JOURNALS.as_ref())?;
     let mut writers: BTreeSet<WorkerId> = names.iter().filter_map(|entry| entry.name.parse().ok()).collect();
-    writers.extend(in_use.keys().cloned());
+    writers.extend(wanted.workers().cloned());
     for w in writers {
         pace();
-        let lines = in_use.get(&w).map_or(&[][..], Vec::as_slice);
-        let cursor = state.workers.get(&w).map(|worker| if worker.is_gone() { u64::MAX } else { worker.seq });
-        if lines.is_empty() && cursor == Some(u64::MAX) {
+        let lines = wanted.lines_of(&w);
+        if lines.is_empty() && wanted.is_settled(&w) {
             continue;
         }
         let mut missing = lines.iter().peekable();
@@ -158,13 +157,11 @@ fn read_journals(fs: &dyn Fs, state: &State, found: &mut Needed, pace: &mut dyn 
                 let is_in_use = missing.next_if(|wanted| **wanted == seq).is_some();
                 let Line::End(end) = line else { continue };
                 let job = end.a.task.job;
-                // Of a worker that is not known yet, anything may be accepted that is not forgotten.
-                let may_count = cursor.map_or(!state.pruned.contains(job.0), |cursor| seq > cursor);
                 if is_in_use {
                     let ended = found.ended_ms.entry(job).or_default();
                     *ended = end.end_ms.max(*ended);
                 }
-                if is_in_use || may_count {
+                if wanted.wants(&w, seq, job) {
                     found.roots.add(&end.out);
                     found.roots.add(&end.err);
                 }

@@ -328,8 +328,13 @@ impl State {
         self.jobs.values().flat_map(of).collect()
     }
 
+    /// Which ends in the journals still matter. Walks all tasks once.
+    pub fn wanted_ends(&self) -> WantedEnds<'_> {
+        WantedEnds { state: self, lines: self.lines_in_use() }
+    }
+
     /// The lines with ends that kept jobs refer to, by worker, sorted.
-    pub fn lines_in_use(&self) -> BTreeMap<WorkerId, Vec<u64>> {
+    fn lines_in_use(&self) -> BTreeMap<WorkerId, Vec<u64>> {
         let mut found: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for job in self.jobs.values() {
             let past = job.past.values().flatten().map(|past| (past.worker, past.line));
@@ -462,6 +467,41 @@ impl Worker {
     /// Whether the incarnation is over.
     pub fn is_gone(&self) -> bool {
         matches!(self.status, WorkerStatus::Gone(..))
+    }
+}
+
+/// Which ends in the journals of workers still matter; of the others, nobody needs the values.
+#[derive(Debug, Clone)]
+pub struct WantedEnds<'a> {
+    state: &'a State,
+    /// Sorted lines by worker.
+    lines: BTreeMap<WorkerId, Vec<u64>>,
+}
+
+impl WantedEnds<'_> {
+    /// The lines of the journal of `w` with ends that kept jobs refer to, sorted. They must be there.
+    pub fn lines_of(&self, w: &WorkerId) -> &[u64] {
+        self.lines.get(w).map_or(&[], Vec::as_slice)
+    }
+
+    /// The workers with such lines.
+    pub fn workers(&self) -> impl Iterator<Item = &WorkerId> {
+        self.lines.keys()
+    }
+
+    /// Whether the end of an attempt at `job` in line `seq` is referred to, or may be accepted yet: nothing more is accepted of a
+    /// worker that is gone, and of one that is not known yet, anything may be that is not forgotten.
+    pub fn wants(&self, w: &WorkerId, seq: u64, job: JobId) -> bool {
+        self.lines_of(w).binary_search(&seq).is_ok()
+            || match self.state.workers.get(w) {
+                Some(worker) => !worker.is_gone() && seq > worker.seq,
+                None => !self.state.pruned.contains(job.0),
+            }
+    }
+
+    /// Whether all that matters of the journal of `w` has been named by [`WantedEnds::lines_of`].
+    pub fn is_settled(&self, w: &WorkerId) -> bool {
+        self.state.workers.get(w).is_some_and(Worker::is_gone)
     }
 }
 
