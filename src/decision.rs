@@ -319,8 +319,17 @@ impl Reader {
     }
 
     /// Makes what is seen durable, before something final is reported on the strength of it.
-    pub fn settle(&self, fs: &dyn Fs) -> Result<(), FsError> {
-        fs.sync_dir(layout::HEAD.as_ref())
+    ///
+    /// Fails with [`ChainError::RolledBack`] where what was seen had not been durable and is gone.
+    pub fn settle(&self, fs: &dyn Fs) -> Result<(), ChainError> {
+        fs.sync_dir(layout::HEAD.as_ref())?;
+        if fs.drops_names() {
+            let (seen, now) = (self.state.at, look_for_one(fs)?);
+            if now.generation < seen.generation {
+                return Err(ChainError::RolledBack { seen, now });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -497,8 +506,15 @@ impl Writer {
         if now != id {
             return self.superseded(fs, now);
         }
-        if let Err(e) = make_durable(fs, &moved) {
-            return Commit::Unknown(e.into());
+        if moved.is_err() {
+            // A rename that reported an error and was done nevertheless may not be durable yet, and only what is there after the
+            // sync is.
+            match fs.sync_dir(layout::HEAD.as_ref()).map_err(ChainError::Fs).and_then(|()| self.head(fs, chance)) {
+                Ok(now) if now == id => {}
+                Ok(now) if now == prev => return Commit::InDoubt,
+                Ok(now) => return self.superseded(fs, now),
+                Err(e) => return Commit::Unknown(e),
+            }
         }
         if let Some(Pending { candidate, next }) = self.pending.take() {
             self.reader = Reader { state: next, sha: candidate.sha, at_ms: candidate.header.at_ms };
@@ -538,12 +554,15 @@ impl Writer {
             Some(last) if last.header.id == seen && last.header.prev == Some(now) => {
                 last.restore(fs, chance)?;
                 let moved = self.move_token(fs, chance, now, seen);
+                if moved.is_err() {
+                    // It may have been done nevertheless, and only what is there after the sync is durable.
+                    fs.sync_dir(layout::HEAD.as_ref())?;
+                }
                 let again = only_token(fs, chance, self.first)?;
                 if again == now {
                     let why = format!("the token fell back to {now} and has not moved forward again yet");
                     return Err(moved.map_or_else(ChainError::Fs, |()| ChainError::Missing { id: seen, why }));
                 }
-                make_durable(fs, &moved)?;
                 Ok(again)
             }
             _ => {
@@ -553,11 +572,6 @@ impl Writer {
             }
         }
     }
-}
-
-/// A rename that reported an error and was done nevertheless may not be durable yet.
-fn make_durable(fs: &dyn Fs, moved: &fs::Result<()>) -> fs::Result<()> {
-    if moved.is_err() { fs.sync_dir(layout::HEAD.as_ref()) } else { Ok(()) }
 }
 
 impl Candidate {

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use crate::fs::{ErrorKind, Fs, FsError, WriteFile, read_from};
+use crate::fs::{self, ErrorKind, Fs, FsError, WriteFile, read_from};
 use crate::protocol::frame;
 use crate::protocol::id::WorkerId;
 use crate::protocol::layout;
@@ -211,7 +211,7 @@ impl Writer {
             file.sync()?;
         }
         if !self.is_named_durably {
-            fs.sync_dir(&layout::journal(&self.wid))?;
+            fs::sync_name(fs, &layout::segment(&self.wid, self.segment))?;
             self.is_named_durably = true;
         }
         self.durable = self.seq;

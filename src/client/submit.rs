@@ -155,7 +155,7 @@ fn write_once(fs: &dyn Fs, path: &Path, bytes: &[u8], mode: u32) -> Result<(), S
         }
     };
     let written = file.write(bytes).and_then(|()| file.sync());
-    let written = written.and_then(|()| file.close()).and_then(|()| fs.sync_dir(path.parent().unwrap_or(path)));
+    let written = written.and_then(|()| file.close()).and_then(|()| fs::sync_name(fs, path));
     written.map_err(|error| Stopped::Failed { error, created: true })
 }
 

@@ -887,6 +887,9 @@ impl Fs for Mortal<'_> {
     fn sync_dir(&self, dir: &Path) -> fs::Result<()> {
         self.call(Call::SyncDir, dir, || self.fs.sync_dir(dir))
     }
+    fn drops_names(&self) -> bool {
+        self.fs.drops_names()
+    }
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         self.fs.lock(path, limit)
     }
@@ -985,6 +988,9 @@ impl Fs for Liar {
     fn sync_dir(&self, dir: &Path) -> fs::Result<()> {
         self.fs.sync_dir(dir)
     }
+    fn drops_names(&self) -> bool {
+        self.fs.drops_names()
+    }
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         self.fs.lock(path, limit)
     }
@@ -1023,6 +1029,9 @@ impl Fs for Twin<'_> {
     }
     fn sync_dir(&self, dir: &Path) -> fs::Result<()> {
         self.0.sync_dir(dir)
+    }
+    fn drops_names(&self) -> bool {
+        self.0.drops_names()
     }
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         self.0.lock(path, limit)

@@ -14,7 +14,30 @@ pub fn put_new(fs: &dyn Fs, path: &Path, bytes: &[u8], mode: u32) -> Result<()> 
     file.write(bytes)?;
     file.sync()?;
     file.close()?;
-    fs.sync_dir(path.parent().unwrap_or(Path::new("")))
+    sync_name(fs, path)
+}
+
+/// Makes the name of the regular file `path` durable, and proves it.
+///
+/// Where a server may have dropped the name unnoticed ([`Fs::drops_names`]), looks whether it is still there once the directory
+/// is synced, and fails with `EIO` if not: then it is lost, or comes back without anybody's doing. Costs one more call on such
+/// mounts. Spec: ordering, "Put new".
+pub fn sync_name(fs: &dyn Fs, path: &Path) -> Result<()> {
+    fs.sync_dir(path.parent().unwrap_or(Path::new("")))?;
+    if !fs.drops_names() || is_there(fs, path)? { Ok(()) } else { Err(FsError::new(Call::SyncDir, path, libc::EIO)) }
+}
+
+/// Whether the server has the file: opening asks it, and so does listing where opening was answered from a cache or too early.
+pub(super) fn is_there(fs: &dyn Fs, path: &Path) -> Result<bool> {
+    match fs.open(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.not_found() => {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let entries = fs.list(path.parent().unwrap_or(Path::new("")))?;
+            Ok(entries.iter().any(|entry| Some(entry.name.as_str()) == name))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Publishes `bytes` under `path`, whole or not at all, replacing what is there.

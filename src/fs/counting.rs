@@ -127,6 +127,10 @@ impl<F: Fs> Fs for Counting<F> {
         self.inner.sync_dir(dir)
     }
 
+    fn drops_names(&self) -> bool {
+        self.inner.drops_names()
+    }
+
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         self.tally.add(Call::Lock);
         self.inner.lock(path, limit)

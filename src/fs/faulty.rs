@@ -151,6 +151,10 @@ impl<F: Fs> Fs for Faulty<F> {
     }
 
     /// A rule with the number 0 makes the lock hang, `EWOULDBLOCK` refuses it, `ENOLCK` says that there are none.
+    fn drops_names(&self) -> bool {
+        self.inner.drops_names()
+    }
+
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         match self.rules.pick(Call::Lock, &[path]) {
             None => self.inner.lock(path, limit),

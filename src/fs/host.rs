@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::beneath::{Base, Resolve, open_dir, open_regular, refuse_planted, retry, retry_interrupted, split};
+use super::compound;
 use super::latch::Latch;
 use super::lock::lock;
 use super::mount::MountInfo;
@@ -274,6 +275,9 @@ impl Fs for HostFs {
                 sync_directory(&renamed.source_dir).map_err(at(Call::SyncDir, parent(from)))?;
             }
         }
+        if self.drops_names() && !compound::is_there(self, to)? {
+            return Err(FsError::new(Call::SyncDir, to, libc::EIO));
+        }
         Ok(())
     }
 
@@ -319,6 +323,10 @@ impl Fs for HostFs {
         }
         let fd = retry(|| self.base.dir(dir, OFlags::RDONLY)).map_err(at(Call::SyncDir, dir))?;
         sync_directory(&fd).map_err(at(Call::SyncDir, dir))
+    }
+
+    fn drops_names(&self) -> bool {
+        self.syncs() && self.mount.kind.drops_names()
     }
 
     fn lock(&self, path: &Path, limit: Duration) -> Locked {

@@ -224,6 +224,10 @@ impl Fs for MemoryFs {
         self.state().step(Call::SyncDir, dir)
     }
 
+    fn drops_names(&self) -> bool {
+        false
+    }
+
     fn lock(&self, _path: &Path, _limit: Duration) -> Locked {
         Locked::Unsupported
     }

@@ -28,7 +28,7 @@ mod mount;
 pub mod outside;
 mod watch;
 
-pub use compound::{publish, put_new, read_all, read_from, read_up_to};
+pub use compound::{publish, put_new, read_all, read_from, read_up_to, sync_name};
 pub use counting::{Counting, Counts};
 pub use faulty::{Faulty, Rule};
 pub use host::{Durability, HostFs, HostOptions};
@@ -75,7 +75,14 @@ pub trait Fs: Send + Sync {
     fn rmdir(&self, dir: &Path) -> Result<()>;
 
     /// Makes the names in `dir` durable. A mount that does so by itself returns at once.
+    ///
+    /// Only names that are there: see [`Fs::drops_names`] and [`sync_name`].
     fn sync_dir(&self, dir: &Path) -> Result<()>;
+
+    /// Whether a server that lost power may have dropped a name that was made and not synced yet, while the client that made it
+    /// lives on and learns of it by no call: neither does the server write names before it answers, nor does the client bring
+    /// them again.
+    fn drops_names(&self) -> bool;
 
     /// Tries to take the exclusive lock on the existing file `path`, in a helper that is given up after `limit`.
     ///

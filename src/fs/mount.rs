@@ -95,6 +95,13 @@ impl MountKind {
         matches!(self, Self::Nfs { .. })
     }
 
+    /// Whether names that were made and not synced can vanish with the power of the server while their client lives on and is
+    /// told by no call. Not on NFS, whose server writes names before it answers, nor where clients replay what a server had not
+    /// written (Lustre, GPFS, `CephFS`).
+    pub fn drops_names(&self) -> bool {
+        matches!(self, Self::BeeGfs | Self::Gluster | Self::MooseFs | Self::Sshfs | Self::Unknown)
+    }
+
     /// Whether a name that was made within the server's clock tick of a listing may stay hidden until the directory changes
     /// again.
     pub fn same_tick_hole(&self) -> bool {
@@ -307,9 +314,11 @@ mod tests {
             let info = mounted(&format!("{fs_type} /dev/sda1 rw,seclabel"));
             assert!(info.kind.is_local(), "{fs_type}");
             assert!(info.kind.needs_token_sync());
+            assert!(!info.kind.drops_names());
         }
         check("fuse.strange x rw", &MountKind::Unknown, "does not say");
         assert!(!MountKind::Unknown.is_local());
+        assert!(MountKind::Unknown.drops_names(), "what is not known is not trusted");
     }
 
     #[test]

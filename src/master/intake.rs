@@ -178,7 +178,7 @@ impl Lead {
         };
         // Its submitter may not have come to this. A number that a decision knows must not be lost to a power failure, or another
         // submission would take it.
-        if env.fs.sync_dir(path.parent().unwrap_or(Path::new(""))).is_err() {
+        if fs::sync_name(env.fs, &path).is_err() {
             self.torn.insert(id, (later(tries), tries));
             return Ok(());
         }

@@ -204,6 +204,10 @@ impl<F: Fs> Fs for Broken<F> {
         self.inner.sync_dir(dir)
     }
 
+    fn drops_names(&self) -> bool {
+        self.inner.drops_names()
+    }
+
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         struct Guard;
         impl LockGuard for Guard {

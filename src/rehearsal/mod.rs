@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::protocol::record::{HeadStyle, Limits};
 use crate::queue::{self, InitOptions};
-use crate::sim::profile::{Change, Commit, Replay};
+use crate::sim::profile::{Change, Commit};
 use crate::sim::{Cluster, Failure, Fault, FaultBudget, HostId, Profile};
 
 use history::History;
@@ -140,7 +140,7 @@ struct Care {
     suspends: u32,
 }
 
-fn budget(dice: &mut Dice, care: Care, profile: &Profile) -> FaultBudget {
+fn budget(dice: &mut Dice, care: Care) -> FaultBudget {
     let mut budget = FaultBudget {
         pause_max: Duration::from_secs(60),
         slow_max: Duration::from_secs(15),
@@ -148,11 +148,6 @@ fn budget(dice: &mut Dice, care: Care, profile: &Profile) -> FaultBudget {
         half_renames: 1,
         ..FaultBudget::mixed(Duration::from_secs(30))
     };
-    // A name that was not synced when the server lost power is gone, and without replay a client that lives on learns of it by no
-    // call: `put new` reports a file that is not there.
-    if profile.commit != Commit::Server && profile.replay != Replay::Exact {
-        budget.power_losses = 0;
-    }
     // Some kinds alone, so that they are not always hidden behind a server that is away.
     if dice.one_in(2) {
         (budget.server_restarts, budget.power_losses, budget.full_disks) = (0, 0, 0);
@@ -204,7 +199,7 @@ impl Stage {
         let first = self.init(hosts[2], setup)?;
         self.history = Some(History::new(first));
         self.cast(hosts, setup, dice);
-        let budget = budget(dice, self.care, &self.profile);
+        let budget = budget(dice, self.care);
         self.cluster.plan_faults(&budget);
         if dice.one_in(3) {
             // A person or a batch system ends a worker in order.

@@ -83,6 +83,10 @@ impl Fs for Truth<'_> {
         Ok(())
     }
 
+    fn drops_names(&self) -> bool {
+        false
+    }
+
     fn lock(&self, _path: &Path, _limit: Duration) -> Locked {
         Locked::Unsupported
     }

@@ -288,6 +288,10 @@ impl Fs for SimFs {
         self.done(Call::SyncDir, dir, Op::SyncDir)
     }
 
+    fn drops_names(&self) -> bool {
+        self.shared.lock().profile.drops_names()
+    }
+
     fn lock(&self, path: &Path, limit: Duration) -> Locked {
         match self.ask(Call::Lock, path, Op::Lock(limit.as_nanos() as u64)) {
             Ok(Reply::Locked(id)) => {

@@ -298,6 +298,11 @@ impl Profile {
         Self { name: "gpfs", lock_lease: Some(35 * SEC), ..Self::lustre_flock() }
     }
 
+    /// Whether a name that was not synced when the server lost power is gone, and a client that lives on learns of it by no call.
+    pub fn drops_names(&self) -> bool {
+        !self.local && self.commit == Commit::Sync && self.replay != Replay::Exact
+    }
+
     /// All profiles, for tests that must hold on each.
     pub fn all() -> Vec<Self> {
         vec![

@@ -169,6 +169,43 @@ fn a_power_loss_takes_what_was_not_synced_and_leaves_what_was() {
     assert!((1..60).contains(&lost_bytes), "{lost_bytes}");
 }
 
+/// Where the server loses power alone, its clients live on, and on some file systems no call tells them what it has forgotten.
+#[test]
+fn what_put_new_and_publish_have_promised_outlives_the_power_of_the_server() {
+    let honest = Profile::all().into_iter().filter(|profile| profile.name != "nfs-async");
+    for (profile, seed) in honest.flat_map(|profile| (0..12).map(move |seed| (profile.clone(), seed))) {
+        let mut cluster = Cluster::new(seed, profile.clone());
+        cluster.put_dir("d");
+        let promised = board();
+        for name in ["a", "b"] {
+            let (host, promised) = (cluster.add_host(name), Arc::clone(&promised));
+            cluster.spawn(host, name, move |env| {
+                for round in 0..150 {
+                    let name = format!("d/{name}.{round}");
+                    let put = match round % 2 {
+                        0 => put_new(env.fs(), path(&name), name.as_bytes(), 0o644),
+                        _ => publish(env.fs(), env.chance(), path(&name), name.as_bytes(), 0o644),
+                    };
+                    promised.lock().unwrap().extend(put.is_ok().then_some(name));
+                }
+            });
+        }
+        for _ in 0..20 {
+            cluster.run_for(Duration::from_millis(70)).unwrap();
+            cluster.inject(Fault::PowerLoss(Duration::from_millis(50)));
+        }
+        cluster.quiet();
+        cluster.run_for(MINUTE).unwrap();
+        let promised = promised.lock().unwrap();
+        cluster.view(|view| {
+            for name in promised.iter() {
+                assert_eq!(view.read(name).as_deref(), Some(name.as_bytes()), "{} seed {seed}: {name}", profile.name);
+            }
+        });
+        assert!(promised.len() > 5, "{} seed {seed}: {} promises", profile.name, promised.len());
+    }
+}
+
 /// A rename is lost while a later change in another directory survives: on btrfs, never with one ordered journal.
 #[test]
 fn only_without_an_ordered_journal_a_later_change_elsewhere_outlives_an_earlier_rename() {

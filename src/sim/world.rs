@@ -923,7 +923,11 @@ impl World {
 
     fn do_open(&mut self, id: u64, request: &mut Request, host: u32, path: &str) -> Outcome {
         let found = self.parent(host, path).and_then(|(dir, name)| {
-            let ino = self.look_up(host, dir, name).ok_or(libc::ENOENT)?;
+            let mut ino = self.look_up(host, dir, name).ok_or(libc::ENOENT)?;
+            if self.server.inode(ino).nlink == 0 {
+                // Opening asks the server, who does not know what the cache names, and then the name is looked up afresh.
+                ino = self.server.entry(dir, name).ok_or(libc::ENOENT)?;
+            }
             if self.server.is_dir(ino) { Err(libc::EISDIR) } else { Ok((dir, ino)) }
         });
         let (dir, ino) = match found {

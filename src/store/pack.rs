@@ -109,7 +109,7 @@ impl Writer {
             self.number += 1;
             match fs.create(&layout::pack(&self.creator, self.number), MODE) {
                 Ok(file) => {
-                    fs.sync_dir(Path::new(layout::PACKS))?;
+                    fs::sync_name(fs, &layout::pack(&self.creator, self.number))?;
                     return Ok(Current { file, len: 0 });
                 }
                 // An earlier try of our own whose reply was lost.

@@ -147,9 +147,12 @@ impl ObjectWriter<'_> {
         while let Err(error) = self.fs.rename(&self.temp, &path) {
             // The outcome is unknown: only if the source is gone and the whole object is there it was done.
             let reference = Ref::Loose { sha, len: self.len };
-            if !error.refused() && !self.temp_exists()? && super::verify(self.fs, &reference).is_ok() {
+            if !error.refused() && !self.temp_exists()? {
                 self.sync_both(&sha)?;
-                break;
+                // Only what is there afterwards was made durable.
+                if super::verify(self.fs, &reference).is_ok() {
+                    break;
+                }
             }
             if error.refused() || tries == TRIES_MAX {
                 return Err(error);

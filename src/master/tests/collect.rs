@@ -57,6 +57,9 @@ impl Fs for Noting<'_> {
     fn sync_dir(&self, dir: &Path) -> crate::fs::Result<()> {
         self.fs.sync_dir(dir)
     }
+    fn drops_names(&self) -> bool {
+        self.fs.drops_names()
+    }
     fn lock(&self, path: &Path, limit: Duration) -> crate::fs::Locked {
         self.fs.lock(path, limit)
     }
