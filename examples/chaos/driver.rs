@@ -91,6 +91,14 @@ pub(crate) struct Tally {
     seconds: u64,
 }
 
+impl Tally {
+    /// How often somebody was hurt.
+    fn hurt(&self) -> u32 {
+        let kills = self.worker_kills + self.keeper_kills + self.kills_of_both + self.kills_of_all + self.master_kills;
+        kills + self.stops + self.terms
+    }
+}
+
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -124,6 +132,10 @@ impl fmt::Display for Tally {
 
 /// Runs `plan`. Fails with what does not hold.
 pub(crate) fn run(plan: &Plan, say: &dyn Fn(&str)) -> Result<Tally, String> {
+    // Processes are known by the whole paths of their program and their queue.
+    fs::create_dir_all(&plan.dir).map_err(|e| format!("cannot make `{}`: {e}", plan.dir.display()))?;
+    let whole = |path: &Path| fs::canonicalize(path).map_err(|e| format!("`{}`: {e}", path.display()));
+    let plan = &Plan { dir: whole(&plan.dir)?, fq: whole(&plan.fq)?, ..plan.clone() };
     let mut chaos = Chaos::new(plan)?;
     let outcome = chaos.play(say).and_then(|()| chaos.judge());
     chaos.end_all();
@@ -498,6 +510,10 @@ impl<'a> Chaos<'a> {
             if self.fq(&["result", &id.to_string()])? != kind.expected(id) {
                 return Err(format!("`fq result {id}` prints wrong bytes"));
             }
+        }
+        let hurt = self.tally.hurt();
+        if u64::from(hurt) < self.plan.seconds / 5 {
+            return Err(format!("only {hurt} times was anybody hurt: that proves nothing"));
         }
         self.tally.workers_seen = state.workers.len();
         let is_lost = |status: &WorkerStatus| matches!(status, WorkerStatus::Gone(Departure::Lost, _));
