@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let plan = gc::plan(&*look.queue.fs, look.state(), keep).map_err(|unsure| {
             Failure::new(exit::TEMPORARY, "cannot tell what would go").because(&unsure).note("nothing was changed")
         })?;
-        out::bytes(plan.to_string().as_bytes())?;
+        out::bytes(format!("{plan}\n").as_bytes())?;
         return Ok(exit::OK);
     }
     ask::send(&look.queue, "collect", &Action::Collect { keep_ms })?;

@@ -58,6 +58,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return follow(&look, args.id, stream);
     }
     let Some((id, positions)) = look.state().expand(&target) else {
+        if let Some(refused) = look.refused(&target) {
+            return Err(refused);
+        }
         out::remark(&format!("`{}` has not been taken in by a master yet", args.id));
         return Ok(exit::OK);
     };
@@ -226,7 +229,9 @@ pub(crate) fn result(args: &ResultArgs) -> Outcome {
     let not_done = |state: &str| {
         Failure::new(exit::NO, format!("`{id}` has no result: it is {state}")).hint(format!("`fq show {id}` says more"))
     };
-    let Some(job) = look.state().job(id.job) else { return Err(not_done("waiting")) };
+    let Some(job) = look.state().job(id.job) else {
+        return Err(look.refused(&target).unwrap_or_else(|| not_done("waiting")));
+    };
     let Some(position) = job.position(id.index) else {
         return Err(
             Failure::usage(format!("`{id}` is an array: name one task")).hint(format!("`fq logs {id}` prints all"))

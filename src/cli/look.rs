@@ -9,6 +9,7 @@ use fq::state::State;
 use super::error::{Failure, code_of};
 use super::exit;
 use super::place::Place;
+use super::units::tame;
 
 /// The newest state of a queue, and the manifests that no master has taken in yet.
 pub(crate) struct Look {
@@ -39,9 +40,26 @@ impl Look {
         self.reader.decided_at_ms()
     }
 
-    /// Refuses targets of which no task exists.
+    /// Refuses targets of which no task exists, or is no longer kept.
     pub(crate) fn must_exist(&self, targets: &[Target]) -> Result<(), Failure> {
-        targets.iter().try_for_each(|target| if self.exists(target) { Ok(()) } else { Err(no_such(target)) })
+        let refusal = |target| if self.exists(target) { self.forgotten(target) } else { Some(no_such(target)) };
+        targets.iter().find_map(refusal).map_or(Ok(()), Err)
+    }
+
+    /// Why a target has no tasks, if a master has taken it in or refuses to.
+    pub(crate) fn refused(&self, target: &Target) -> Option<Failure> {
+        let torn =
+            || self.pending.iter().find(|p| p.job == target.job).and_then(|p| p.manifest.as_ref().err().cloned());
+        let why = self.state().rejected.get(&target.job).cloned().or_else(torn);
+        let cannot =
+            |why: String| Failure::new(exit::NO, format!("job `{}` cannot be run: {}", target.job, tame(&why)));
+        why.map(cannot).or_else(|| self.forgotten(target))
+    }
+
+    fn forgotten(&self, target: &Target) -> Option<Failure> {
+        let is_forgotten = self.state().pruned.contains(target.job.0);
+        let text = || format!("job `{}` ended long ago and is no longer kept", target.job);
+        is_forgotten.then(|| Failure::new(exit::NO_SUCH, text()).hint("`fq gc --keep-days` is what forgets jobs"))
     }
 
     fn exists(&self, target: &Target) -> bool {

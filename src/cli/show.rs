@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let target = target(args.id);
     let fs = &*look.queue.fs;
     let Some(shown) = view::show(fs, look.state(), &look.pending, args.id) else {
-        return Err(unshowable(&look, &target));
+        return Err(look.refused(&target).unwrap_or_else(|| look::no_such(&target)));
     };
     match (&shown, args.json) {
         (_, true) => json::print(&shown)?,
@@ -57,20 +57,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// A task id as what a user may name.
 pub(crate) fn target(id: TaskId) -> Target {
     Target { job: id.job, indices: id.index.map(|index| fq::protocol::id::Ranges::span(index, index)) }
-}
-
-/// Why there is nothing to show under an id.
-fn unshowable(look: &Look, target: &Target) -> super::error::Failure {
-    let id = target.job;
-    let why = look.state().rejected.get(&id).cloned();
-    let torn = || look.pending.iter().find(|p| p.job == id).and_then(|p| p.manifest.as_ref().err().cloned());
-    match why.or_else(torn) {
-        Some(why) => super::error::Failure::new(exit::NO, format!("job `{id}` cannot be run: {}", tame(&why))),
-        None if look.state().pruned.contains(id.0) => {
-            super::error::Failure::new(exit::NO_SUCH, format!("job `{id}` ended long ago and is no longer kept"))
-        }
-        None => look::no_such(target),
-    }
 }
 
 fn heading(id: &str, name: &str, state: &str, reason: Option<&str>) -> String {

@@ -1,6 +1,7 @@
 //! The tests of the whole: one binary, one module per feature.
 mod bench;
 mod chaos;
+mod collecting;
 mod cost;
 mod deaths;
 mod docs;
