@@ -20,6 +20,7 @@ fn the_task_goes_to_another(how: &str, kill: impl FnOnce(&mut Live)) {
     let mut first = stage.worker(&["-c", "1"]);
     stage.submit(["--wrap", ONLY_THE_SECOND_ENDS]);
     stage.until_count("running", 1);
+    stage.until("it has begun", || stage.lines("runs").len() == 1);
     let mut second = stage.worker(&["-c", "1"]);
     stage.until("the other worker is admitted", || {
         stage.fq(["workers", "--json"]).run().json()["workers"].as_array().is_some_and(|all| all.len() == 2)
@@ -35,7 +36,7 @@ fn the_task_goes_to_another(how: &str, kill: impl FnOnce(&mut Live)) {
     assert_eq!(stage.logs("1"), b"again\n");
     let _ = stage.end_of(&mut first);
     second.signal(Signal::TERM);
-    assert_eq!(stage.end_of(&mut second), 0, "{}", second.said());
+    stage.exits(&mut second, 0);
     stage.is_clean();
 }
 
@@ -66,7 +67,8 @@ fn a_worker_stopped_past_its_lease_changes_nothing_when_it_wakes() {
     // One that lasts, so that there is something to end.
     stage.submit(["-d", "afterok:1", "--wrap", "true"]);
     stage.until_count("running", 1);
-    let attempt: u32 = stage.lines("runs")[0].split(' ').nth(1).and_then(|pid| pid.parse().ok()).expect("a pid");
+    let begun = stage.until("it has begun", || stage.lines("runs").pop());
+    let attempt: u32 = begun.split(' ').nth(1).and_then(|pid| pid.parse().ok()).expect("a pid");
     send(first.keeper(), Signal::STOP);
     send(first.worker(), Signal::STOP);
     let mut second = stage.worker(&["-c", "1"]);
@@ -74,15 +76,15 @@ fn a_worker_stopped_past_its_lease_changes_nothing_when_it_wakes() {
     assert!(is_alive(attempt), "nobody has ended what the stopped worker runs");
     stage.file("late", "");
     stage.until("the first attempt has ended", || !is_alive(attempt));
-    let head = stage.fq(["status", "--json"]).run().json()["head"].clone();
+    let before = stage.show("1");
     send(first.worker(), Signal::CONT);
     send(first.keeper(), Signal::CONT);
-    assert_eq!(stage.end_of(&mut first), 4, "{}", first.said());
+    stage.exits(&mut first, 4);
     assert_eq!(stage.logs("1"), b"again\n");
     assert_eq!(stage.outcomes("1"), ["lost", "done"]);
-    assert_eq!(stage.fq(["status", "--json"]).run().json()["head"], head, "no decision was made about it");
+    assert_eq!(stage.show("1"), before, "no decision was made about it");
     second.signal(Signal::TERM);
-    assert_eq!(stage.end_of(&mut second), 0);
+    stage.exits(&mut second, 0);
     stage.is_clean();
 }
 
@@ -92,13 +94,14 @@ fn a_worker_stopped_past_its_lease_ends_its_children_when_it_wakes() {
     let mut first = stage.worker(&["-c", "1"]);
     stage.submit(["--wrap", ONLY_THE_SECOND_ENDS]);
     stage.until_count("running", 1);
+    stage.until("it has begun", || stage.lines("runs").len() == 1);
     send(first.keeper(), Signal::STOP);
     send(first.worker(), Signal::STOP);
     let mut second = stage.worker(&["-c", "1", "--until-empty"]);
-    assert_eq!(stage.end_of(&mut second), 0);
+    stage.exits(&mut second, 0);
     send(first.worker(), Signal::CONT);
     send(first.keeper(), Signal::CONT);
-    assert_eq!(stage.end_of(&mut first), 4, "{}", first.said());
+    stage.exits(&mut first, 4);
     assert_eq!(stage.lines("runs").len(), 2);
     stage.is_clean();
 }
@@ -110,7 +113,7 @@ fn term_hands_running_tasks_back_uncharged() {
     stage.submit(["-a", "0-2", "--wrap", ONLY_THE_SECOND_ENDS]);
     stage.until_count("running", 2);
     first.signal(Signal::TERM);
-    assert_eq!(stage.end_of(&mut first), 0, "{}", first.said());
+    stage.exits(&mut first, 0);
     assert_eq!(stage.count("ready"), 3);
     assert_eq!(stage.outcomes("1_0"), ["requeued"]);
     // Retries were not asked for: one failure counted would be the end.
@@ -118,7 +121,7 @@ fn term_hands_running_tasks_back_uncharged() {
     stage.until("the first two are done", || stage.count("done") >= 2);
     assert_eq!(stage.outcomes("1_1"), ["requeued", "done"]);
     second.signal(Signal::TERM);
-    assert_eq!(stage.end_of(&mut second), 0);
+    stage.exits(&mut second, 0);
     stage.is_clean();
 }
 
@@ -131,7 +134,7 @@ fn usr1_finishes_what_runs() {
     worker.signal(Signal::USR1);
     stage.until("it has understood", || worker.said().contains("SIGUSR1"));
     stage.file("go", "");
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert_eq!((stage.count("done"), stage.count("ready")), (1, 1));
     assert_eq!(stage.logs("1_0"), b"whole\n");
     stage.is_clean();
@@ -143,7 +146,7 @@ fn two_workers_share_a_queue() {
     stage.submit(["-a", "0-59", "--wrap", r#"echo "$FQ_ARRAY_TASK_ID" >> runs; echo "$FQ_ARRAY_TASK_ID""#]);
     let mut workers = [stage.worker(&["-c", "2", "--until-empty"]), stage.worker(&["-c", "2", "--until-empty"])];
     for worker in &mut workers {
-        assert_eq!(stage.end_of(worker), 0, "{}", worker.said());
+        stage.exits(worker, 0);
     }
     assert_eq!(stage.count("done"), 60);
     let mut runs: Vec<u32> = stage.lines("runs").iter().filter_map(|line| line.parse().ok()).collect();
@@ -152,16 +155,19 @@ fn two_workers_share_a_queue() {
     stage.is_clean();
 }
 
+/// Spans of a worker's life, each tried when the one before was too short for a crowded machine.
+const SPANS: [&str; 3] = ["2s", "10s", "60s"];
+
 /// All that has gone before is gone when it looks first: what is ready has no worker that could run it.
 #[test]
 fn until_empty_does_not_end_before_its_own_worker_is_admitted() {
     let stage = Stage::new(QUICK);
     stage.submit(["-a", "0-2", "--wrap", "true"]);
     let mut once = stage.worker(&["-c", "1", "--once"]);
-    assert_eq!(stage.end_of(&mut once), 0, "{}", once.said());
+    stage.exits(&mut once, 0);
     assert_eq!((stage.count("done"), stage.count("ready")), (1, 2), "one task was run");
     let mut rest = stage.worker(&["-c", "1", "--until-empty"]);
-    assert_eq!(stage.end_of(&mut rest), 0, "{}", rest.said());
+    stage.exits(&mut rest, 0);
     assert_eq!(stage.count("done"), 3, "{}", rest.said());
     stage.is_clean();
 }
@@ -180,21 +186,29 @@ fn until_empty_names_what_no_worker_can_run() {
 #[test]
 fn a_worker_ends_after_its_idle_time() {
     let stage = Stage::new(QUICK);
+    let mut spans = SPANS.into_iter();
     stage.submit(["--wrap", "true"]);
-    let mut worker = stage.worker(&["--idle-timeout", "1s"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
-    assert!(worker.said().contains("no work came"), "{}", worker.said());
-    assert_eq!(stage.count("done"), 1);
+    stage.until("it was long enough for the task", || {
+        let mut worker = stage.worker(&["--idle-timeout", spans.next().expect("a longer one")]);
+        stage.exits(&mut worker, 0);
+        assert!(worker.said().contains("no work came"), "{}", worker.said());
+        stage.count("done") == 1
+    });
 }
 
 #[test]
 fn a_worker_hands_back_at_the_end_of_its_lifetime() {
     let stage = Stage::new(QUICK);
+    let mut spans = SPANS.into_iter();
     stage.submit(["--wrap", "exec sleep 1000"]);
-    let mut worker = stage.worker(&["--lifetime", "3s"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
-    assert!(worker.said().contains("lifetime"), "{}", worker.said());
+    stage.until("it was long enough for the task to begin", || {
+        let mut worker = stage.worker(&["--lifetime", spans.next().expect("a longer one")]);
+        stage.exits(&mut worker, 0);
+        assert!(worker.said().contains("lifetime"), "{}", worker.said());
+        !stage.outcomes("1").is_empty()
+    });
     assert_eq!(stage.count("ready"), 1);
+    assert_eq!(stage.outcomes("1"), ["requeued"]);
     stage.is_clean();
 }
 
@@ -203,14 +217,14 @@ fn a_copied_queue_goes_on_elsewhere() {
     let stage = Stage::new(QUICK);
     stage.submit(["--wrap", "seq 100000"]);
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     stage.submit(["-d", "afterok:1", "--wrap", "echo moved"]);
     let copied = std::process::Command::new("cp").arg("-a").args([stage.queue(), stage.path("copy")]).status();
     assert!(copied.expect("cp").success());
     std::fs::rename(stage.queue(), stage.path("old")).expect("a rename");
     std::fs::rename(stage.path("copy"), stage.queue()).expect("a rename");
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert_eq!(stage.logs("2"), b"moved\n");
     assert_eq!(stage.logs("1").len(), 588_895);
     stage.is_clean();
@@ -270,12 +284,13 @@ fn all_killed_at_once_goes_on_when_started_again() {
         ""|Z) echo alone;; *) echo still there;; esac"#;
     stage.submit(["-a", "0-1", "--wrap", task]);
     stage.until_count("running", 2);
+    stage.until("both have begun", || ["0.1", "1.1"].iter().all(|name| !stage.lines(name).is_empty()));
     send(master.keeper(), Signal::STOP);
     worker.kill_both();
     send(master.keeper(), Signal::KILL);
     let _ = stage.end_of(&mut master);
     let mut again = stage.worker(&["-c", "2", "--until-empty"]);
-    assert_eq!(stage.end_of(&mut again), 0, "{}", again.said());
+    stage.exits(&mut again, 0);
     assert_eq!(String::from_utf8_lossy(&stage.logs("1")), "alone\nalone\n");
     assert_eq!(stage.outcomes("1_0"), ["lost", "done"]);
     stage.is_clean();
@@ -288,7 +303,7 @@ fn a_daemon_that_holds_the_output_neither_delays_the_end_nor_outlives_it() {
         while [ ! -e daemon ]; do sleep 0.01; done; echo over";
     stage.submit(["--wrap", task]);
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert_eq!(stage.logs("1"), b"over\n");
     assert_eq!(stage.show("1")["attempts"][0]["leftovers"], 1);
     let daemon = stage.lines("daemon")[0].parse().expect("a pid");
@@ -306,7 +321,7 @@ fn arguments_arrive_byte_for_byte() {
         stage.submit(command.chain([OsString::from_vec(argument.clone())]));
     }
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert!(stage.logs("1") == odd);
     assert!(stage.logs("2") == long);
     stage.is_clean();
@@ -315,9 +330,9 @@ fn arguments_arrive_byte_for_byte() {
 #[test]
 fn a_task_is_ended_at_its_time_limit() {
     let stage = Stage::new(QUICK);
-    stage.submit(["-t", "1s", "--wrap", "trap '' TERM; echo begun; while :; do sleep 0.1; done"]);
+    stage.submit(["-t", "3s", "--wrap", "trap '' TERM; echo begun; while :; do sleep 0.1; done"]);
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert_eq!(stage.outcomes("1"), ["timeout"]);
     assert_eq!(stage.show("1")["state"], "failed");
     assert_eq!(stage.logs("1"), b"begun\n");
@@ -330,7 +345,7 @@ fn a_task_that_fails_is_tried_again_as_often_as_was_asked() {
     stage.submit(["--retries", "2", "--wrap", "echo $FQ_ATTEMPT; exit 3"]);
     stage.submit(["--retries", "2", "--wrap", "echo $FQ_ATTEMPT; [ $FQ_ATTEMPT = 3 ]"]);
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     assert_eq!(stage.outcomes("1"), ["failed", "failed", "failed"]);
     assert_eq!(stage.show("1")["exit_code"], 3);
     assert_eq!(stage.outcomes("2"), ["failed", "failed", "done"]);
@@ -346,6 +361,7 @@ fn running_and_waiting_tasks_can_be_cancelled() {
     stage.submit(["--wrap", "echo begun; exec sleep 1000"]);
     stage.submit(["-d", "afterany:1", "--wrap", "true"]);
     stage.until_count("running", 1);
+    stage.until("it has begun", || stage.logs("1") == b"begun\n");
     stage.fq(["cancel", "2"]).succeeds();
     stage.until_count("cancelled", 1);
     stage.fq(["cancel", "1"]).succeeds();
@@ -354,7 +370,7 @@ fn running_and_waiting_tasks_can_be_cancelled() {
     assert_eq!(stage.outcomes("2"), [""; 0]);
     assert_eq!(stage.logs("1"), b"begun\n");
     worker.signal(Signal::TERM);
-    assert_eq!(stage.end_of(&mut worker), 0);
+    stage.exits(&mut worker, 0);
     stage.is_clean();
 }
 
@@ -367,7 +383,7 @@ fn a_failure_aborts_what_depends_on_it() {
     stage.submit(["-d", "afterany:3", "--wrap", "echo any"]);
     stage.submit(["-d", "afternotok:1", "--wrap", "echo notok"]);
     let mut worker = stage.worker(&["--until-empty"]);
-    assert_eq!(stage.end_of(&mut worker), 0, "{}", worker.said());
+    stage.exits(&mut worker, 0);
     let states: Vec<_> = (1..=5).map(|id| stage.show(&id.to_string())["state"].clone()).collect();
     assert_eq!(states, ["failed", "aborted", "aborted", "done", "done"]);
     assert!(stage.show("3")["reason"].is_string(), "{}", stage.show("3"));

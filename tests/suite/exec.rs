@@ -4,13 +4,14 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::support::{self, Room};
+use crate::support::Room;
+use crate::support::live::{send, until};
 
 /// Starts `fq exec ARGS` and waits until its job is there.
 fn exec(room: &Room, args: &[&str]) -> Child {
     let mut command = room.fq(std::iter::once(&"exec").chain(args)).command();
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("fq starts");
-    support::until(|| is_whole(room));
+    until("the manifest is whole", || is_whole(room));
     child
 }
 
@@ -25,22 +26,17 @@ fn requests(room: &Room) -> Vec<Value> {
     texts.filter_map(|text| serde_json::from_str(text.lines().next()?).ok()).collect()
 }
 
-fn send(child: &Child, signal: rustix::process::Signal) {
-    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("not 0");
-    rustix::process::kill_process(pid, signal).expect("it lives");
-}
-
 /// The user presses the interrupt key, or a batch system ends the shell.
 #[test]
 fn exec_that_is_told_to_end_cancels_its_task() {
     let room = Room::with_queue();
     let mut child = exec(&room, &["--", "sleep", "1000"]);
-    send(&child, rustix::process::Signal::TERM);
+    send(child.id(), rustix::process::Signal::TERM);
     // A signal that comes before it is caught ends the process, and the guard does the rest.
     let status = child.wait().expect("it ends");
     assert!(matches!(status.code(), Some(143) | None), "{status}");
-    support::until(|| !requests(&room).is_empty());
-    assert_eq!(requests(&room)[0]["action"]["cancel"]["targets"], json!(["1"]));
+    let request = until("there is a request", || requests(&room).pop());
+    assert_eq!(request["action"]["cancel"]["targets"], json!(["1"]));
 }
 
 /// The machine's out-of-memory killer takes the process: it has no chance to say a word.
@@ -50,8 +46,8 @@ fn exec_that_is_killed_has_its_task_cancelled() {
     let mut child = exec(&room, &["-c", "sleep 1000"]);
     child.kill().expect("it lives");
     child.wait().expect("it ends");
-    support::until(|| !requests(&room).is_empty());
-    assert_eq!(requests(&room)[0]["action"]["cancel"]["targets"], json!(["1"]));
+    let request = until("there is a request", || requests(&room).pop());
+    assert_eq!(request["action"]["cancel"]["targets"], json!(["1"]));
 }
 
 #[test]
@@ -60,7 +56,7 @@ fn exec_records_the_environment_less_the_job_server() {
     let mut command =
         room.fq(["exec", "--detach", "--", "true"]).env("MAKEFLAGS", "k -j8 --jobserver-auth=3,4").command();
     let mut child = command.env("MARK", "m").stderr(Stdio::null()).spawn().expect("fq starts");
-    support::until(|| is_whole(&room));
+    until("the manifest is whole", || is_whole(&room));
     child.kill().expect("it lives");
     child.wait().expect("it ends");
     let env = room.manifest(1)["env"].clone();

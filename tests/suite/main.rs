@@ -8,7 +8,6 @@ mod docs;
 mod examples;
 mod exec;
 mod help;
-mod live;
 mod output;
 mod reading;
 mod run;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::live::Live;
+use crate::support::live::Stage;
 use crate::support::{Call, FQ, Room, remark};
 
 /// Runs `call` under `strace` and returns the calls about sockets that it and all its children made; `None` without `strace`.
@@ -43,7 +43,7 @@ fn subcommands(room: &Room) -> Vec<String> {
 
 #[test]
 fn no_command_makes_an_internet_socket() {
-    let room = Room::new();
+    let stage = Stage::around(Room::new());
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
         remark("skipped: strace is not installed");
         return;
@@ -64,7 +64,7 @@ fn no_command_makes_an_internet_socket() {
         &["workers", "--all"],
         &["logs", "1"],
         &["result", "1_0"],
-        &["wait", "1"],
+        &["wait", "1", "--timeout", "1m"],
         &["hold", "2"],
         &["cancel", "2"],
         &["release", "2"],
@@ -82,9 +82,9 @@ fn no_command_makes_an_internet_socket() {
     for args in all {
         if args[0] == "exec" {
             // It waits for its task.
-            helper = Some(Live::worker(&room, []));
+            helper = Some(stage.worker(&[]));
         }
-        let trace = traced(&room, &room.fq(*args)).expect("strace leaves its trace");
+        let trace = traced(&stage, &stage.fq(*args)).expect("strace leaves its trace");
         for family in ["AF_INET", "AF_INET6", "AF_PACKET", "AF_NETLINK"] {
             let found = trace.lines().find(|line| line.contains(family));
             assert_eq!(found, None, "fq {args:?}");
@@ -92,6 +92,6 @@ fn no_command_makes_an_internet_socket() {
         tried.push(args[0].to_owned());
     }
     drop(helper);
-    let forgotten: Vec<String> = subcommands(&room).into_iter().filter(|name| !tried.contains(name)).collect();
+    let forgotten: Vec<String> = subcommands(&stage).into_iter().filter(|name| !tried.contains(name)).collect();
     assert!(forgotten.is_empty(), "not traced: {forgotten:?}");
 }

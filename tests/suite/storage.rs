@@ -9,16 +9,27 @@ use fq::master::Hint;
 use fq::protocol::id::{Nonce, WorkerId};
 use fq::protocol::lifecycle::TaskState;
 use fq::protocol::record::Limits;
+use rustix::process::Signal;
 
 use crate::bench::{Bench, Boss, Files, Hireling};
-use crate::live::{HOG, Live, Mount, QUICK, fill, snapshot, until};
+use crate::support::disk::{HOG, Mount, fill, snapshot};
+use crate::support::live::{QUICK, Stage};
 use crate::support::{Room, remark};
 
 /// A queue on a small file system of its own.
 struct Small {
-    room: Room,
-    dir: PathBuf,
+    // It goes before the directory that it is mounted on.
     _mount: Mount,
+    stage: Stage,
+    dir: PathBuf,
+}
+
+impl std::ops::Deref for Small {
+    type Target = Stage;
+
+    fn deref(&self) -> &Stage {
+        &self.stage
+    }
 }
 
 impl Small {
@@ -32,25 +43,21 @@ impl Small {
                 None
             }
             Ok(mount) => {
-                let small = Self { room, dir, _mount: mount };
-                small.fq(&["init"]).succeeds();
-                std::fs::write(small.dir.join("q/limits.json"), QUICK).expect("limits can be written");
-                Some(small)
+                let stage = Stage::around(room.with_queue_at(dir.join("q")));
+                stage.fq(["init"]).succeeds();
+                stage.set_limits(QUICK);
+                Some(Self { _mount: mount, stage, dir })
             }
         }
     }
 
-    fn fq(&self, args: &[&str]) -> crate::support::Call {
-        self.room.fq(args).env("FQ_DIR", self.dir.join("q"))
-    }
-
-    fn worker(&self, args: &[&str]) -> Live {
-        let words: Vec<&str> = std::iter::once("worker").chain(args.iter().copied()).collect();
-        Live::call(&self.room, &self.fq(&words), "worker.log")
-    }
-
-    fn count(&self, state: &str) -> u64 {
-        self.fq(&["status", "--json"]).succeeds().json()["tasks"][state].as_u64().expect("a number")
+    /// Fills what is left until nothing that goes on meanwhile (mail and answered requests are removed) makes room any more.
+    fn stays_full(&self, make_full: &dyn Fn() -> bool) {
+        let mut quiet_looks = 0;
+        self.until("nothing makes room any more", || {
+            quiet_looks = if make_full() { 0 } else { quiet_looks + 1 };
+            quiet_looks >= 10
+        });
     }
 
     /// Asserts that all of the job's `tasks` are done with what they wrote.
@@ -58,56 +65,61 @@ impl Small {
     fn all_right(&self, tasks: u64, expected: &[u8]) {
         assert_eq!((self.count("done"), self.count("failed")), (tasks, 0));
         for task in 0..tasks {
-            let result = self.fq(&["result", &format!("1_{task}")]).succeeds().stdout;
+            let result = self.fq(["result", &format!("1_{task}")]).succeeds().stdout;
             assert!(result == expected, "1_{task} has {} bytes", result.len());
-            let shown = self.fq(&["show", &format!("1_{task}"), "--json"]).succeeds().json();
+            let shown = self.show(&format!("1_{task}"));
             assert_eq!(shown["attempts"].as_array().map(Vec::len), Some(1), "a full disk costs no attempt: {shown}");
         }
     }
 }
 
-/// Runs tasks, fills the file system in the middle with `make_full`, and asserts all that is promised of it.
-fn fills_up(small: &Small, make_full: impl Fn(), make_room: impl FnOnce()) {
+/// A task that writes 30,000 bytes; those after the fourth wait for the file `go`, so that none is done before the disk is full.
+const WRITES: &str = r#"[ "$FQ_ARRAY_TASK_ID" -lt 4 ] || until [ -e go ]; do sleep 0.05; done
+    head -c 30000 /dev/zero | tr '\0' x"#;
+
+/// Runs tasks, fills the file system in the middle with `make_full`, which says whether there was room, and asserts all that is
+/// promised of it.
+fn fills_up(small: &Small, make_full: &dyn Fn() -> bool, make_room: impl FnOnce()) {
     const TASKS: u64 = 24;
-    small.fq(&["submit", "-a", "0-23", "--wrap", "head -c 30000 /dev/zero | tr '\\0' x; sleep 0.05"]).succeeds();
+    small.submit(["-a", "0-23", "--wrap", WRITES]);
     let mut worker = small.worker(&["-c", "2", "--until-empty"]);
-    until("some tasks are done", || (small.count("done") >= 4).then_some(()));
-    // What is removed meanwhile (mail, answered requests) makes a little room again.
-    until("the worker says that it pauses", || {
+    small.until_count("done", 4);
+    make_full();
+    small.file("go", "");
+    small.until("the worker says that it pauses", || {
         make_full();
-        worker.said().contains("pauses").then_some(())
+        worker.said().contains("pauses")
     });
-    make_full();
-    let status = small.fq(&["status"]).succeeds().stdout_text();
+    small.stays_full(make_full);
+    let status = small.fq(["status"]).succeeds().stdout_text();
     assert!(status.contains("full"), "{status}");
-    let workers = small.fq(&["workers"]).succeeds().stdout_text();
+    let workers = small.fq(["workers"]).succeeds().stdout_text();
     assert!(workers.contains("full"), "{workers}");
-    let before = std::fs::read_dir(small.dir.join("q/jobs/000")).map(Iterator::count).ok();
-    make_full();
-    let refused = small.fq(&["submit", "--wrap", "echo hi"]).exits(75);
+    let manifests = || std::fs::read_dir(small.queue().join("jobs/000")).map(Iterator::count).ok();
+    let before = manifests();
+    let refused = small.fq(["submit", "--wrap", "echo hi"]).exits(75);
     refused.says("no job was created; it is safe to submit again");
-    let after = std::fs::read_dir(small.dir.join("q/jobs/000")).map(Iterator::count).ok();
+    let after = manifests();
     assert!(after <= before.map(|n| n + 1), "one try leaves at most one torn manifest: {before:?} {after:?}");
-    make_full();
-    small.fq(&["cancel", "1_5"]).exits(75);
-    let is_stuck = small.count("done");
+    small.stays_full(make_full);
+    small.fq(["cancel", "1_5"]).exits(75);
     assert_eq!(small.count("failed"), 0);
-    assert!(is_stuck < TASKS, "the disk filled up too late to tell anything");
+    assert!(small.count("done") < TASKS, "the disk filled up too late to tell anything");
     assert_eq!(worker.ended(), None);
     make_room();
-    worker.exits(0);
+    small.exits(&mut worker, 0);
     small.all_right(TASKS, &vec![b'x'; 30_000]);
-    assert!(!small.fq(&["status"]).succeeds().stdout_text().contains("full"));
-    let number = small.fq(&["submit", "--", "true"]).succeeds().stdout_text();
-    small.fq(&["worker", "--until-empty"]).succeeds();
-    small.fq(&["wait", number.trim()]).succeeds();
+    assert!(!small.fq(["status"]).succeeds().stdout_text().contains("full"));
+    let job = small.submit(["--", "true"]).to_string();
+    small.fq(["worker", "--until-empty"]).succeeds();
+    small.fq(["wait", &job]).succeeds();
 }
 
 #[test]
 fn a_run_outlives_a_full_disk() {
     let Some(small) = Small::new("size=6m") else { return };
     let make_room = || std::fs::remove_file(small.dir.join(HOG)).expect("the file can be removed");
-    fills_up(&small, || drop(fill(&small.dir)), make_room);
+    fills_up(&small, &|| fill(&small.dir), make_room);
 }
 
 #[test]
@@ -117,55 +129,61 @@ fn a_run_outlives_used_up_inodes() {
     std::fs::create_dir(&dir).expect("a directory can be made");
     let count = std::cell::Cell::new(0);
     let make_full = || {
+        let before = count.get();
         while std::fs::write(dir.join(count.get().to_string()), "").is_ok() {
             count.set(count.get() + 1);
         }
+        count.get() > before
     };
-    fills_up(&small, make_full, || std::fs::remove_dir_all(&dir).expect("the files can be removed"));
+    fills_up(&small, &make_full, || std::fs::remove_dir_all(&dir).expect("the files can be removed"));
 }
 
 #[test]
 fn a_master_waits_for_space_and_then_leads() {
     let Some(small) = Small::new("size=4m") else { return };
-    small.fq(&["submit", "--", "echo", "hi"]).succeeds();
-    let hog = fill(&small.dir);
-    let mut master = Live::call(&small.room, &small.fq(&["master"]), "master.log");
-    until("the master says why it waits", || master.said().contains("no space left").then_some(()));
+    small.submit(["--", "echo", "hi"]);
+    fill(&small.dir);
+    let mut master = small.start(&["master"]);
+    small.until("the master says why it waits", || master.said().contains("no space left"));
     assert_eq!(master.ended(), None);
-    assert!(small.fq(&["status"]).succeeds().stdout_text().contains("full"));
-    std::fs::remove_file(hog).expect("the file can be removed");
-    until("the job is taken in", || (small.count("ready") == 1).then_some(()));
+    assert!(small.fq(["status"]).succeeds().stdout_text().contains("full"));
+    std::fs::remove_file(small.dir.join(HOG)).expect("the file can be removed");
+    small.until_count("ready", 1);
     assert_eq!(master.ended(), None);
 }
 
 #[test]
 fn a_worker_that_finds_no_space_to_begin_says_so() {
     let Some(small) = Small::new("size=4m") else { return };
-    let hog = fill(&small.dir);
-    let said = small.fq(&["worker", "--until-empty"]).exits(75);
+    fill(&small.dir);
+    let said = small.fq(["worker", "--until-empty"]).exits(75);
     said.says("no space left");
-    std::fs::remove_file(hog).expect("the file can be removed");
-    small.fq(&["worker", "--until-empty"]).succeeds();
+    std::fs::remove_file(small.dir.join(HOG)).expect("the file can be removed");
+    small.fq(["worker", "--until-empty"]).succeeds();
 }
 
 #[test]
 fn a_worker_that_is_told_to_end_on_a_full_disk_ends() {
     let Some(small) = Small::new("size=4m") else { return };
-    small.fq(&["submit", "-a", "0-9", "--wrap", "head -c 30000 /dev/zero | tr '\\0' x; sleep 0.2"]).succeeds();
+    small.submit(["-a", "0-9", "--wrap", WRITES]);
     let mut worker = small.worker(&["-c", "2"]);
-    until("some tasks are done", || (small.count("done") >= 2).then_some(()));
-    let hog = fill(&small.dir);
-    until("the worker says that it pauses", || worker.said().contains("pauses").then_some(()));
-    worker.asked_to_end();
-    worker.exits(75);
-    std::fs::remove_file(hog).expect("the file can be removed");
-    small.fq(&["worker", "--until-empty"]).succeeds();
+    small.until_count("done", 4);
+    fill(&small.dir);
+    small.file("go", "");
+    small.until("the worker says that it pauses", || {
+        fill(&small.dir);
+        worker.said().contains("pauses")
+    });
+    worker.signal(Signal::TERM);
+    small.exits(&mut worker, 75);
+    std::fs::remove_file(small.dir.join(HOG)).expect("the file can be removed");
+    small.fq(["worker", "--until-empty"]).succeeds();
     assert_eq!((small.count("done"), small.count("failed")), (10, 0));
 }
 
 #[test]
 fn a_read_only_mount_can_be_read_and_nothing_more() {
-    let room = Room::with_queue();
+    let room = Stage::around(Room::with_queue());
     room.submit(["--", "echo", "hi"]);
     room.fq(["worker", "--until-empty"]).succeeds();
     room.submit(["--", "echo", "later"]);
@@ -191,9 +209,9 @@ fn a_read_only_mount_can_be_read_and_nothing_more() {
     for args in [&["submit", "--", "true"][..], &["cancel", "2"], &["worker", "--until-empty"]] {
         fq(args).exits(6).says("read-only file system");
     }
-    let mut master = Live::call(&room, &fq(&["master"]), "master.log");
-    until("the master says why it waits, or ends", || {
-        (master.ended().is_some() || master.said().contains("read-only file system")).then_some(())
+    let mut master = room.live(fq(&["master"]).command());
+    room.until("the master says why it waits, or ends", || {
+        master.ended().is_some() || master.said().contains("read-only file system")
     });
     assert!(master.said().contains("read-only file system"), "{}", master.said());
     drop(master);
@@ -271,10 +289,8 @@ fn still_runs(room: &Room, what: &str) -> String {
     said.stderr
 }
 
-fn used_room() -> Room {
-    let room = Room::with_queue();
-    let text = QUICK.replace('{', r#"{"pack_item_max":20000,"snapshot_every":2,"#);
-    std::fs::write(room.queue().join("limits.json"), text).expect("limits can be written");
+fn used_room() -> Stage {
+    let room = Stage::new(&QUICK.replace('{', r#"{"pack_item_max":20000,"snapshot_every":2,"#));
     room.submit(["--", "echo", "first"]);
     room.submit(["--wrap", "head -c 10000 /dev/zero"]);
     room.submit(["--wrap", "head -c 100000 /dev/zero"]);
@@ -366,11 +382,12 @@ fn a_damaged_object_is_never_handed_out() {
 #[test]
 fn damaged_limits_change_nothing_in_a_running_queue() {
     let room = used_room();
-    let mut worker = Live::worker(&room, ["--idle-timeout", "3s"]);
-    until("the worker runs", || worker.said().contains("runs tasks").then_some(()));
-    std::fs::write(room.queue().join("limits.json"), "{\"beat_ms\": oops").expect("a file can be written");
+    let mut worker = room.worker(&[]);
+    room.set_limits("{\"beat_ms\": oops");
     let job = room.submit(["--", "echo", "hi"]).to_string();
-    worker.exits(0);
+    room.until_count("done", 4);
+    worker.signal(Signal::TERM);
+    room.exits(&mut worker, 0);
     assert_eq!(room.fq(["result", &job]).succeeds().stdout_text(), "hi\n");
     room.fq(["worker", "--until-empty"]).exits(3).says("limits.json");
 }

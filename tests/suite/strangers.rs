@@ -4,7 +4,8 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::live::{Live, QUICK, helper, snapshot, until};
+use crate::support::disk::{helper, snapshot};
+use crate::support::live::{QUICK, Stage};
 use crate::support::{FQ, Room, remark};
 
 /// Two users without an entry anywhere, and the group that they share; and one who does not belong.
@@ -15,7 +16,7 @@ const GROUP: u32 = 12000;
 
 /// A directory in which several users have a queue.
 struct Shared {
-    room: Room,
+    room: Stage,
     fq: PathBuf,
 }
 
@@ -52,7 +53,7 @@ impl Shared {
         let fq = room.path("fq");
         std::fs::copy(FQ, &fq).expect("the program can be copied");
         mode(&fq, 0o755);
-        Some(Self { room, fq })
+        Some(Self { room: Stage::around(room), fq })
     }
 
     /// The command `fq ARGS` of a user under umask 077; Eve is not in the group.
@@ -78,7 +79,7 @@ impl Shared {
     fn with_queue() -> Option<Self> {
         let shared = Self::new()?;
         shared.fq(ANN, &["init", "--group", &GROUP.to_string()]).exits(0);
-        std::fs::write(shared.room.queue().join("limits.json"), QUICK).expect("limits can be written");
+        shared.room.set_limits(QUICK);
         Some(shared)
     }
 }
@@ -141,8 +142,8 @@ fn a_manifest_that_changed_hands_is_not_run() {
     let mark = shared.room.path("ran");
     // Taken in as Ben's, then replaced by Ann with one of her own.
     shared.fq(BEN, &["submit", "--wrap", "true"]).exits(0);
-    let mut master = Live::start(shared.command(BEN, &["master"]), shared.room.path("master.log"));
-    until("the job is taken in", || shared.fq(BEN, &["status"]).out.contains("1 ready").then_some(()));
+    let mut master = shared.room.live(shared.command(BEN, &["master"]));
+    shared.room.until("the job is taken in", || shared.fq(BEN, &["status"]).out.contains("1 ready"));
     let path = shared.room.queue().join("jobs/000/1.json");
     let text = std::fs::read_to_string(&path).expect("the manifest can be read");
     let forged =
@@ -159,20 +160,19 @@ fn a_request_of_a_stranger_changes_nothing() {
     let Some(shared) = Shared::with_queue() else { return };
     shared.fq(ANN, &["submit", "--", "echo", "hi"]).exits(0);
     shared.fq(BEN, &["submit", "--hold", "--", "echo", "hi"]).exits(0);
-    let mut master = Live::start(shared.command(ANN, &["master"]), shared.room.path("master.log"));
-    until("both are taken in", || shared.fq(ANN, &["status"]).out.contains("1 ready, 1 held").then_some(()));
+    let mut master = shared.room.live(shared.command(ANN, &["master"]));
+    shared.room.until("both are taken in", || shared.fq(ANN, &["status"]).out.contains("1 ready, 1 held"));
     for args in [["cancel", "1"], ["hold", "1"]] {
         let said = shared.fq(BEN, &args);
         assert!(matches!(said.code, 0 | 6), "{args:?} {said:?}");
     }
     // Requests are answered in some order; one of the owner's that came later tells that the others were.
-    until("requests are answered", || {
-        let left = std::fs::read_dir(shared.room.queue().join("control")).ok()?.count();
-        (left == 0).then_some(())
+    shared.room.until("requests are answered", || {
+        std::fs::read_dir(shared.room.queue().join("control")).is_ok_and(|left| left.count() == 0)
     });
     assert!(shared.fq(ANN, &["status"]).out.contains("1 ready, 1 held"));
     shared.fq(BEN, &["release", "2"]).exits(0);
-    until("the owner's request is done", || shared.fq(ANN, &["status"]).out.contains("2 ready").then_some(()));
+    shared.room.until("the owner's request is done", || shared.fq(ANN, &["status"]).out.contains("2 ready"));
     assert_eq!(master.ended(), None);
 }
 
@@ -220,12 +220,6 @@ impl Outside {
     }
 }
 
-fn room() -> Room {
-    let room = Room::with_queue();
-    std::fs::write(room.queue().join("limits.json"), QUICK).expect("limits can be written");
-    room
-}
-
 /// Puts a link to `to` in the place of `name` in the queue.
 fn plant(room: &Room, name: &str, to: &Path) {
     let path = room.queue().join(name);
@@ -239,7 +233,7 @@ fn plant(room: &Room, name: &str, to: &Path) {
 
 #[test]
 fn links_in_the_place_of_files_are_not_followed() {
-    let room = room();
+    let room = Stage::new(QUICK);
     let outside = Outside::new(&room);
     let mark = room.path("ran");
     // A manifest that would be fine but for being elsewhere.
@@ -268,9 +262,8 @@ fn links_in_the_place_of_directories_lead_nowhere() {
     let all = [&["control"][..], &["view"], &["decisions/beacon"], &["decisions/snapshots"], &["store/packs"]];
     let objects: Vec<&str> = buckets.iter().map(String::as_str).collect();
     for names in all.into_iter().chain([objects.as_slice()]) {
-        let room = room();
-        let text = QUICK.replace('{', r#"{"pack_item_max":8192,"#);
-        std::fs::write(room.queue().join("limits.json"), text).expect("limits can be written");
+        let room = Stage::new(QUICK);
+        room.set_limits(&QUICK.replace('{', r#"{"pack_item_max":8192,"#));
         let outside = Outside::new(&room);
         for name in names {
             plant(&room, name, &outside.dir);
@@ -290,13 +283,11 @@ fn links_in_the_place_of_directories_lead_nowhere() {
 #[test]
 fn a_mailbox_or_output_directory_that_turns_into_a_link_leads_nowhere() {
     for name in ["in", "out"] {
-        let room = room();
+        let room = Stage::new(QUICK);
         let outside = Outside::new(&room);
-        let mut worker = Live::worker(&room, []);
-        let dir = until("the worker is there", || {
-            let entry = std::fs::read_dir(room.queue().join("workers")).ok()?.flatten().next()?;
-            entry.path().join("HELLO").exists().then(|| entry.path().join(name))
-        });
+        let mut worker = room.worker(&[]);
+        let mut names = std::fs::read_dir(room.queue().join("workers")).expect("it is there");
+        let dir = names.next().and_then(Result::ok).expect("the worker is there").path().join(name);
         std::fs::remove_dir_all(&dir).expect("it can be removed");
         symlink(&outside.dir, &dir).expect("a link can be made");
         room.submit(["--wrap", "head -c 60000 /dev/zero"]);
@@ -312,7 +303,7 @@ fn a_mailbox_or_output_directory_that_turns_into_a_link_leads_nowhere() {
 
 #[test]
 fn limits_that_are_a_link_are_not_believed() {
-    let room = room();
+    let room = Stage::new(QUICK);
     let outside = Outside::new(&room);
     std::fs::write(outside.dir.join("limits.json"), QUICK).expect("a file can be written");
     let outside = Outside { before: snapshot(&outside.dir), ..outside };
@@ -325,7 +316,7 @@ fn limits_that_are_a_link_are_not_believed() {
 
 #[test]
 fn a_queue_file_that_is_a_link_is_no_queue() {
-    let room = room();
+    let room = Stage::new(QUICK);
     let real = room.path("FQ");
     std::fs::rename(room.queue().join("FQ"), &real).expect("it can be moved");
     plant(&room, "FQ", &real);

@@ -1,8 +1,11 @@
 //! Processes of fq that live beside a test, are stopped and killed by it, and never outlive it.
+//!
+//! A test waits for what it wants to see with [`until`] and never for time to pass. What has to be so before something else is done
+//! is waited for too: that a task *is running* says only that its worker has started it, not how far it has come.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -13,15 +16,62 @@ use super::Room;
 /// No condition that a test waits for takes so long, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// From one look at a condition to the next.
-const PACE: Duration = Duration::from_millis(40);
+const PACE: Duration = Duration::from_millis(30);
+/// So long a process that is told to end may take before it is killed.
+const FAREWELL: Duration = Duration::from_secs(10);
 
-/// Limits for queues whose tests wait for looks, but for no lease.
-pub(crate) const QUICK: &str =
-    r#"{"poll_ms":100,"idle_poll_ms":200,"grace_ms":500,"backoff_ms":[50,200],"beat_ms":1000}"#;
+/// Limits under which everything is looked at often, but no worker is given up or gives up while a test runs.
+pub(crate) const QUICK: &str = r#"{"poll_ms":100,"idle_poll_ms":200,"grace_ms":500,"backoff_ms":[50,200],"visible_ms":500,
+    "beat_ms":1000,"self_fence_ms":300000,"suspect_ms":300000,"lease_ms":310000,"takeover_ms":2000}"#;
 
-/// Limits under which silence is found out within seconds.
+/// Limits under which silence is found out within seconds. A machine that keeps a process from its beats for six seconds would make
+/// it give up.
 pub(crate) const SHORT_LEASE: &str = r#"{"poll_ms":100,"idle_poll_ms":200,"grace_ms":300,"backoff_ms":[50,200],"beat_ms":300,
-    "self_fence_ms":3000,"suspect_ms":1500,"lease_ms":4000,"takeover_ms":3000}"#;
+    "self_fence_ms":6000,"suspect_ms":2000,"lease_ms":7000,"takeover_ms":3000}"#;
+
+/// What a look can come to: a condition that holds or not, or something that is there or not.
+pub(crate) trait Look {
+    /// What is known once it has come true.
+    type Seen;
+
+    /// That, if it has.
+    fn seen(self) -> Option<Self::Seen>;
+}
+
+impl Look for bool {
+    type Seen = ();
+
+    fn seen(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+impl<T> Look for Option<T> {
+    type Seen = T;
+
+    fn seen(self) -> Self {
+        self
+    }
+}
+
+/// Looks again and again until it comes true.
+#[track_caller]
+pub(crate) fn until<L: Look>(what: &str, look: impl FnMut() -> L) -> L::Seen {
+    until_or(what, look, String::new)
+}
+
+/// As [`until`]; `report` says more if it never comes true.
+#[track_caller]
+fn until_or<L: Look>(what: &str, mut look: impl FnMut() -> L, report: impl FnOnce() -> String) -> L::Seen {
+    let start = Instant::now();
+    loop {
+        if let Some(seen) = look().seen() {
+            return seen;
+        }
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", report());
+        std::thread::sleep(PACE);
+    }
+}
 
 /// A room whose processes all end with it.
 pub(crate) struct Stage {
@@ -40,37 +90,47 @@ impl std::ops::Deref for Stage {
 impl Stage {
     /// A new queue with these limits.
     pub(crate) fn new(limits: &str) -> Self {
-        let stage = Self { room: Room::with_queue(), count: std::cell::Cell::new(0) };
-        stage.file("q/limits.json", limits);
+        let stage = Self::around(Room::with_queue());
+        stage.set_limits(limits);
         stage
     }
 
-    /// Starts `fq ARGS`; what it says goes to a file.
-    pub(crate) fn start(&self, args: &[&str]) -> Live {
+    /// A room that is there already.
+    pub(crate) fn around(room: Room) -> Self {
+        Self { room, count: std::cell::Cell::new(0) }
+    }
+
+    /// Writes the limits of the queue.
+    pub(crate) fn set_limits(&self, limits: &str) {
+        std::fs::write(self.queue().join("limits.json"), limits).expect("limits can be written");
+    }
+
+    /// Starts a command; what it says goes to a file in the room.
+    pub(crate) fn live(&self, mut command: Command) -> Live {
         self.count.set(self.count.get() + 1);
         let log = self.path(format!("log.{}", self.count.get()));
         let file = std::fs::File::create(&log).expect("a log can be made");
-        let mut command = self.fq(args).command();
         command.stdout(file.try_clone().expect("a descriptor")).stderr(file).stdin(Stdio::null());
-        Live { child: command.spawn().expect("fq can be started"), log, worker: None }
+        Live { child: command.spawn().expect("a process can be started"), log, worker: None }
+    }
+
+    /// Starts `fq ARGS`.
+    pub(crate) fn start(&self, args: &[&str]) -> Live {
+        self.live(self.fq(args).command())
     }
 
     /// Starts `fq worker ARGS` and waits until it runs, or has run: with little to do it may be gone by then.
     pub(crate) fn worker(&self, args: &[&str]) -> Live {
         let mut live = self.start(&[&["worker"], args].concat());
-        self.until("a worker has begun", || live.said().contains("runs tasks on"));
+        self.until("a worker has begun", || live.said().contains("runs tasks on") || live.ended().is_some());
         live.worker = children(live.keeper()).into_iter().find(|&pid| is_fq(pid));
         live
     }
 
-    /// Looks until `condition` holds. Fails with all that there is to know if that does not happen.
+    /// Looks again and again until it comes true. Fails with all that there is to know if that does not happen.
     #[track_caller]
-    pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
-        let start = Instant::now();
-        while !condition() {
-            assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}\n{}", self.report());
-            std::thread::sleep(PACE);
-        }
+    pub(crate) fn until<L: Look>(&self, what: &str, look: impl FnMut() -> L) -> L::Seen {
+        until_or(what, look, || self.report())
     }
 
     /// Waits until so many tasks are in this state.
@@ -81,18 +141,20 @@ impl Stage {
 
     /// How many tasks are in this state.
     pub(crate) fn count(&self, state: &str) -> u64 {
-        self.fq(["status", "--json"]).run().json()["tasks"][state].as_u64().unwrap_or(0)
+        self.fq(["status", "--json"]).succeeds().json()["tasks"][state].as_u64().expect("a number")
     }
 
-    /// Waits for the end of `live` and returns its exit code.
+    /// Waits for the end of `live` and returns its exit code; -1 if a signal ended it.
     #[track_caller]
     pub(crate) fn end_of(&self, live: &mut Live) -> i32 {
-        let mut code = None;
-        self.until("a process ends", || {
-            code = live.child.try_wait().expect("its status");
-            code.is_some()
-        });
-        code.and_then(|status| status.code()).unwrap_or(-1)
+        self.until("a process ends", || live.ended())
+    }
+
+    /// Waits for the end of `live` and asserts its exit code.
+    #[track_caller]
+    pub(crate) fn exits(&self, live: &mut Live, code: i32) {
+        let found = self.end_of(live);
+        assert_eq!(found, code, "it said:\n{}", live.said());
     }
 
     /// `fq show ID --json`.
@@ -112,10 +174,10 @@ impl Stage {
         self.fq(["logs", id]).succeeds().stdout
     }
 
-    /// The lines of a file in the room; none if it is not there.
+    /// The complete lines of a file in the room; none if it is not there.
     pub(crate) fn lines(&self, name: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.path(name)).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
+        text.split_inclusive('\n').filter_map(|line| Some(line.strip_suffix('\n')?.to_owned())).collect()
     }
 
     /// All processes that were started for this queue: its own, and those of its tasks.
@@ -162,7 +224,7 @@ impl Drop for Stage {
     }
 }
 
-/// A process that a test has started.
+/// A process that a test has started. Dropping it ends it.
 pub(crate) struct Live {
     child: Child,
     log: PathBuf,
@@ -182,7 +244,12 @@ impl Live {
 
     /// What it has said.
     pub(crate) fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Its exit code if it has ended; -1 if a signal ended it.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        self.child.try_wait().expect("a child can be waited for").map(|status| status.code().unwrap_or(-1))
     }
 
     /// Sends the process a signal.
@@ -202,11 +269,20 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // A zombie would look like a process that still ends.
-        if std::thread::panicking() {
-            let _ = self.child.kill();
+        // Once it was waited for, its number may be another's.
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
         }
-        let _ = self.child.try_wait();
+        let start = Instant::now();
+        if !std::thread::panicking() {
+            self.signal(Signal::TERM);
+            while start.elapsed() < FAREWELL && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(PACE);
+            }
+        }
+        // A zombie would look like a process that still ends.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -1,5 +1,6 @@
 //! One builder for tests of the binary: a queue in a temporary directory, commands run in it, what they said.
 
+pub(crate) mod disk;
 pub(crate) mod live;
 
 use std::ffi::{OsStr, OsString};
@@ -12,6 +13,7 @@ pub(crate) const FQ: &str = env!("CARGO_BIN_EXE_fq");
 /// A directory with room for a queue and the files of a test, removed at the end.
 pub(crate) struct Room {
     dir: tempfile::TempDir,
+    queue: PathBuf,
 }
 
 impl Room {
@@ -22,7 +24,14 @@ impl Room {
             Some(base) => tempfile::tempdir_in(base),
             None => tempfile::tempdir(),
         };
-        Self { dir: dir.expect("a temporary directory can be made") }
+        let dir = dir.expect("a temporary directory can be made");
+        let queue = dir.path().join("q");
+        Self { dir, queue }
+    }
+
+    /// The room with its queue in another place.
+    pub(crate) fn with_queue_at(self, queue: PathBuf) -> Self {
+        Self { queue, ..self }
     }
 
     /// A room with a new queue in it.
@@ -39,7 +48,7 @@ impl Room {
 
     /// The queue's directory.
     pub(crate) fn queue(&self) -> PathBuf {
-        self.path("q")
+        self.queue.clone()
     }
 
     /// Writes a file in the room.
@@ -189,11 +198,4 @@ impl Said {
 #[expect(clippy::print_stderr, reason = "a skipped test says so")]
 pub(crate) fn remark(text: &str) {
     eprintln!("{text}");
-}
-
-/// Looks again and again until `what` is so, without any idea of how long that may take.
-pub(crate) fn until(what: impl Fn() -> bool) {
-    while !what() {
-        std::thread::yield_now();
-    }
 }
