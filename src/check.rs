@@ -9,9 +9,11 @@
 //! The token is a story of its own, in [`token`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::decision::strays::{self, Judgement};
 use crate::decision::{self, Group, Look, Reader};
 use crate::fs::{self, EntryKind, Fs, FsError};
 use crate::gc;
@@ -243,7 +245,7 @@ impl Walk<'_> {
                 problem.fix = Some(Fix::RebuildToken);
                 None
             }
-            Ok(Look::Several(tokens)) => self.several(&tokens, &log),
+            Ok(Look::Several(tokens)) => self.several(&tokens, file, &log),
         };
         let chain = match head {
             Some(head) => {
@@ -264,20 +266,23 @@ impl Walk<'_> {
     }
 
     /// Several tokens: strays of a client that died while it moved the token, or two queues in one directory.
-    fn several(&mut self, tokens: &[(String, DecisionId)], log: &Log) -> Option<DecisionId> {
-        let prev = |id: DecisionId| log.groups.get(&id).and_then(|g| g.header.prev);
+    fn several(&mut self, tokens: &[(String, DecisionId)], file: Option<&QueueFile>, log: &Log) -> Option<DecisionId> {
+        let prev = |id: DecisionId| Ok::<_, Infallible>(log.groups.get(&id).and_then(|g| g.header.prev));
         let head_dir = Path::new(layout::HEAD);
-        if let Some((head, strays)) = token::strays(tokens, prev) {
+        let Ok(judgement) = strays::judge(tokens, file.map(|file| file.first), prev);
+        if let Some(Judgement { keep, strays }) = judgement {
             for name in strays {
-                let why = format!("a stray token: the newest decision is `{head}`");
+                let why = format!("a stray token: the newest decision is `{keep}`");
                 let path = head_dir.join(&name);
-                self.error(What::Head, &path, why).fix = Some(Fix::SetAside(name));
+                let problem = self.error(What::Head, &path, why);
+                problem.hint = Some("the next process that leads sets it aside, too".into());
+                problem.fix = Some(Fix::SetAside(name));
             }
-            return Some(head);
+            return Some(keep);
         }
         let names: Vec<&str> = tokens.iter().map(|t| t.0.as_str()).collect();
         let why =
-            format!("the tokens {} do not follow each other: two copies of a queue were merged", names.join(", "));
+            format!("the tokens {} are of no one moment of a queue: two copies of it were merged", names.join(", "));
         self.error(What::Head, head_dir, why).hint =
             Some("nothing is safe to repair here; go back to one of the copies".into());
         None

@@ -25,6 +25,8 @@ use crate::protocol::record::{BadRecord, HeadStyle, Header, Op, QueueFile, Snaps
 use crate::protocol::version;
 use crate::state::{State, decode_snapshot, encode_snapshot};
 
+pub mod strays;
+
 /// The mode of files that everyone who works on the queue reads.
 const MODE: u32 = 0o664;
 
@@ -624,26 +626,12 @@ fn only_token(fs: &dyn Fs, chance: &dyn Chance, first: DecisionId) -> Result<Dec
     }
 }
 
-/// Renames aside every token but the newest, and of equal numbers all but the smallest nonce.
-///
-/// Only what a rename that was cut in half leaves (a predecessor beside its successor, or two successors of one), and what an
-/// `init` that lost against another one leaves. Anything else comes from two copies of a queue and is left for a person.
+/// Renames the tokens aside that are [strays](strays), if all but one are.
 fn set_strays_aside(fs: &dyn Fs, chance: &dyn Chance, first: DecisionId, names: Vec<String>) -> Result<(), ChainError> {
-    let is_losers = |id: DecisionId| id.generation == 0 && id != first;
-    let mut tokens: Vec<(DecisionId, &String)> =
-        names.iter().filter_map(|name| layout::parse_head(name).map(|id| (id, name))).collect();
-    tokens.sort_by_key(|(id, _)| (is_losers(*id), std::cmp::Reverse(id.generation), id.nonce));
-    let Some((&(keep, _), strays)) = tokens.split_first() else { return Ok(()) };
-    let prev = read_group(fs, keep, None)?.header.prev;
-    for &(id, _) in strays {
-        let is_ours = is_losers(id)
-            || Some(id) == prev
-            || (id.generation == keep.generation && prev.is_some() && read_group(fs, id, None)?.header.prev == prev);
-        if !is_ours {
-            return Err(ChainError::Several(names));
-        }
-    }
-    for (_, name) in strays {
+    let tokens: Vec<_> = names.iter().filter_map(|name| Some((name.clone(), layout::parse_head(name)?))).collect();
+    let prev = |id| read_group(fs, id, None).map(|group| group.header.prev);
+    let Some(judgement) = strays::judge(&tokens, Some(first), prev)? else { return Err(ChainError::Several(names)) };
+    for name in &judgement.strays {
         let aside = layout::gone_head(name, Nonce(chance.bits()));
         let _ = fs.rename(&std::path::Path::new(layout::HEAD).join(name), &aside);
     }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use super::token::{self, RebuildError};
 use crate::clock::Chance;
-use crate::decision::{self, Look};
-use crate::fs::{ErrorKind, Fs, FsError};
+use crate::decision::{self, Look, strays};
+use crate::fs::{self, ErrorKind, Fs, FsError};
 use crate::gc;
 use crate::protocol::digest::Digest;
 use crate::protocol::id::{DecisionId, Nonce};
 use crate::protocol::layout;
 use crate::protocol::record::Ref;
+use crate::queue;
 use crate::store::{self, StoreError, inventory};
 
 /// One repair. Printing it says what [`apply`] would do.
@@ -113,14 +114,17 @@ fn make_dir(fs: &dyn Fs, dir: &Path) -> Result<(), FsError> {
     fs.sync_dir(dir.parent().unwrap_or(Path::new("")))
 }
 
-/// Renames a token aside if it is still not alone, so that the only one is never taken away.
+/// Renames a token aside if it still is a stray, so that the only one is never taken away.
 fn set_aside(fs: &dyn Fs, chance: &dyn Chance, name: &str) -> Result<(), FixError> {
     let Look::Several(tokens) = decision::look(fs)? else { return Err(FixError::Changed) };
-    let highest = tokens.iter().map(|(_, id)| id.generation).max();
-    let stray = tokens.iter().find(|(other, _)| other == name);
-    let rivals = tokens.iter().filter(|(_, id)| Some(id.generation) == highest).count();
-    // Never the highest, unless it has a rival of the same number that stays.
-    if stray.is_none_or(|(_, id)| Some(id.generation) == highest && rivals < 2) {
+    let first = queue::read_file(fs, Path::new(".")).ok().map(|file| file.first);
+    let prev = |id| match fs::read_all(fs, &layout::decision(id)) {
+        Err(error) if !error.not_found() => Err(error),
+        // A group that is missing or damaged names nobody.
+        bytes => Ok(bytes.ok().and_then(|bytes| decision::decode_group(&bytes).ok()).and_then(|g| g.header.prev)),
+    };
+    let judgement = strays::judge(&tokens, first, prev)?;
+    if judgement.is_none_or(|judgement| !judgement.strays.iter().any(|stray| stray == name)) {
         return Err(FixError::Changed);
     }
     let from = Path::new(layout::HEAD).join(name);

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::token::{RebuildError, Undecided, choose, rebuild, strays};
+use super::token::{RebuildError, Undecided, choose, rebuild};
 use super::*;
 use crate::clock::fixed::{Dice, Still};
 use crate::fs::memory::MemoryFs;
@@ -268,16 +268,28 @@ fn merged_copies_are_reported_and_left_alone() {
 }
 
 #[test]
-fn strays_are_ancestors_or_siblings_of_the_head() {
-    let named = |ids: &[DecisionId]| ids.iter().map(|id| (id.to_string(), *id)).collect::<Vec<_>>();
-    let line = BTreeMap::from([(id(3, 1), id(2, 1)), (id(3, 2), id(2, 1)), (id(2, 1), id(1, 1)), (id(3, 3), id(2, 3))]);
-    let prev = |id: DecisionId| line.get(&id).copied();
-    let check = |ids: &[DecisionId]| strays(&named(ids), prev);
-    assert_eq!(check(&[id(2, 1), id(3, 1)]), Some((id(3, 1), vec![id(2, 1).to_string()])));
-    assert_eq!(check(&[id(3, 2), id(3, 1)]), Some((id(3, 1), vec![id(3, 2).to_string()])));
-    assert_eq!(check(&[id(1, 1), id(3, 1)]), Some((id(3, 1), vec![id(1, 1).to_string()])));
-    assert_eq!(check(&[id(3, 1), id(3, 3)]), None);
-    assert_eq!(check(&[id(2, 9), id(3, 1)]), None);
+fn the_token_of_an_init_that_lost_is_set_aside() {
+    let (fs, first) = queue();
+    put(&fs, &head(id(0, 0)), b"its maker died before it could set it aside");
+    repair_all(&fs);
+    assert_eq!(decision::look(&fs), Ok(Look::Alone(first)));
+    assert_eq!(errors(&fs), [""; 0]);
+}
+
+#[test]
+fn an_older_token_of_the_same_line_is_left_for_a_person() {
+    let (fs, first) = queue();
+    let mut at = first;
+    for nonce in 1..=3 {
+        at = commit(&fs, at, nonce);
+    }
+    put(&fs, &head(first), b"copied here from an old backup");
+    assert!(run(&fs).fixes().is_empty());
+    assert_eq!(
+        apply(&fs, &Dice::new(7), &Fix::SetAside(first.to_string()), None, &mut no_wait),
+        Err(repair::FixError::Changed)
+    );
+    assert!(fs.files().contains(&head(first)) && fs.files().contains(&head(at)));
 }
 
 #[test]

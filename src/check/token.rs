@@ -1,8 +1,7 @@
-//! The token when something is wrong with it: strays beside it, or none at all.
+//! A token that is gone: which decision was the last, and how a new one is made.
 //!
 //! Invariants:
 //! - A token name is never made twice: a rebuilt token has a name that is a function of the last decision, one number higher.
-//! - A stray is renamed aside, never removed, and the name it gets is no token's.
 //! - No token is rebuilt while a master may live: while any beacon grows, or one look shows a token.
 //! - Which decision is the last is decided by evidence of what was acted upon, and by a person where there is none.
 
@@ -20,29 +19,6 @@ use crate::protocol::id::{DecisionId, Nonce, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::record::{BeaconLine, HeadStyle, Header, Limits, Op};
 use crate::queue;
-
-/// Finds the head among several tokens, and the names of the strays; `None` if they do not belong to one line.
-///
-/// The head is the highest number, and of equal ones the smallest nonce. A stray is one of its ancestors, or has the same
-/// predecessor as it.
-pub fn strays(
-    tokens: &[(String, DecisionId)],
-    prev: impl Fn(DecisionId) -> Option<DecisionId>,
-) -> Option<(DecisionId, Vec<String>)> {
-    let (head_name, head) = tokens.iter().min_by_key(|(name, id)| (u64::MAX - id.generation, id.nonce, name))?;
-    let lowest = tokens.iter().map(|(_, id)| id.generation).min()?;
-    let mut ancestors = BTreeSet::new();
-    let mut at = *head;
-    while at.generation >= lowest && ancestors.insert(at) {
-        let Some(before) = prev(at) else { break };
-        at = before;
-    }
-    let before_head = prev(*head);
-    let is_stray =
-        |id: &DecisionId| ancestors.contains(id) || (id.generation == head.generation && prev(*id) == before_head);
-    let others = || tokens.iter().filter(|(name, _)| name != head_name);
-    others().all(|(_, id)| is_stray(id)).then(|| (*head, others().map(|(name, _)| name.clone()).collect()))
-}
 
 /// Why it cannot be told which decision is the last.
 #[derive(Debug, Clone, PartialEq, Eq)]
