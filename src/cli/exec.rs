@@ -96,6 +96,7 @@ struct Relayed {
 fn relay(queue: &Queue, follower: &mut Follower, interrupts: &Interrupts, job: JobId) -> Relayed {
     let target = Target { job, indices: None };
     let targets = std::slice::from_ref(&target);
+    let mut alone = wait::Alone::default();
     let mut streams = [Relay::new(job, 0, Stream::Stdout, 0), Relay::new(job, 0, Stream::Stderr, 0)];
     loop {
         let mut failed = None;
@@ -137,6 +138,7 @@ fn relay(queue: &Queue, follower: &mut Follower, interrupts: &Interrupts, job: J
         if let Some(caught) = interrupts.take() {
             return Relayed { is_over, code: Ok(exit::signal(caught.number())) };
         }
+        alone.look(follower.state());
         let live = streams[0].live_dir(follower.state());
         if let Some(dir) = live {
             follower.also_watch(&dir);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use fq::client::wait::Follower;
 use fq::clock::{Clock as _, HostClock};
 use fq::protocol::id::Target;
+use fq::state::State;
 
 use super::error::Failure;
 use super::look::Look;
@@ -46,6 +47,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 pub(crate) fn until_over(follower: &mut Follower, targets: &[Target], timeout: Option<Duration>) -> Outcome {
     let start = HostClock.boot();
     let mut said_held = false;
+    let mut alone = Alone::default();
     loop {
         let progress = follower.progress(targets);
         if progress.is_over() {
@@ -61,7 +63,38 @@ pub(crate) fn until_over(follower: &mut Follower, targets: &[Target], timeout: O
             out::remark(&format!("{} held and will not end before `fq release`", count(progress.held, "task")));
             said_held = true;
         }
-        follower.next(left.unwrap_or(Duration::MAX))?;
+        alone.look(follower.state());
+        follower.next(left.unwrap_or(Duration::MAX).min(alone.pace()))?;
+    }
+}
+
+/// Says once to somebody who waits that nobody is there to do the work.
+#[derive(Default)]
+pub(crate) struct Alone {
+    since: Option<Duration>,
+    has_said: bool,
+}
+
+impl Alone {
+    /// A worker may be just starting.
+    const GRACE: Duration = Duration::from_secs(2);
+
+    /// Looks whether there is a worker.
+    pub(crate) fn look(&mut self, state: &State) {
+        if state.live_workers().next().is_some() {
+            self.since = None;
+            return;
+        }
+        let now = HostClock.boot();
+        if now.saturating_sub(*self.since.get_or_insert(now)) >= Self::GRACE && !self.has_said {
+            self.has_said = true;
+            out::remark("no worker is alive: nothing runs before one is started with `fq worker`");
+        }
+    }
+
+    /// How long to wait before the next look.
+    fn pace(&self) -> Duration {
+        if self.since.is_some() && !self.has_said { Self::GRACE } else { Duration::MAX }
     }
 }
 

@@ -1,8 +1,9 @@
 //! `fq submit` and the readers, while no other fq process lives.
 
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
 
@@ -273,5 +274,22 @@ fn no_command_opens_a_network_socket() {
         assert!(status.status.success(), "{args:?}: {}", String::from_utf8_lossy(&status.stderr));
         let trace = std::fs::read_to_string(&log).expect("there is a trace");
         assert!(!trace.contains("AF_INET"), "{args:?}: {trace}");
+    }
+}
+
+#[test]
+fn who_waits_without_a_worker_is_told_so_once() {
+    let room = Room::with_queue();
+    for args in [&["submit", "-W", "--", "true"][..], &["wait", "1"], &["exec", "--", "true"]] {
+        let mut call = room.fq(args).command();
+        let mut child = call.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("fq can be started");
+        // The line comes while it still waits.
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let said = lines.next().expect("it says something").expect("text");
+        assert!(said.contains("no worker is alive"), "{args:?}: {said}");
+        assert_eq!(child.try_wait().expect("its status"), None, "{args:?}");
+        child.kill().expect("it can be killed");
+        child.wait().expect("it has ended");
+        assert!(lines.next().is_none(), "{args:?}: it says so once");
     }
 }
