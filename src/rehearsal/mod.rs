@@ -33,6 +33,10 @@ use truth::Truth;
 const UID: u32 = 1000;
 /// At least so many faults happen in each rehearsal.
 const FAULTS_MIN: u64 = 3;
+/// What works on a queue, in the order in which it is started.
+const SERVICES: [&str; 4] = ["worker-0", "master-0", "worker-1", "master-1"];
+/// Long enough for a collection that was asked for: two inventories, quarantine and purge.
+const COLLECTING: Duration = Duration::from_secs(150);
 /// After the faults everything ends within this span.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -158,6 +162,21 @@ fn budget(dice: &mut Dice, care: Care) -> FaultBudget {
     budget
 }
 
+/// A seed for a purpose of its own.
+fn seed_of(seed: u64, purpose: &str) -> u64 {
+    purpose.bytes().fold(seed, |seed, byte| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Sleeps the first time that it is called.
+fn once(span: Duration) -> impl Fn(&crate::sim::SimEnv) {
+    let first = std::cell::Cell::new(true);
+    move |env| {
+        if first.replace(false) {
+            env.sleep(span);
+        }
+    }
+}
+
 /// Rehearses `seed` on `profile`.
 ///
 /// # Errors
@@ -209,6 +228,16 @@ impl Stage {
                 self.cluster.ask_to_stop(worker);
             }
         }
+        // Drawn apart, so that what was drawn before stays what it was.
+        let mut more = Dice::new(seed_of(self.seed, "more"));
+        if more.one_in(5) {
+            // Everybody is told to end at once, as before a maintenance.
+            self.watch(Duration::from_secs(3 + more.below(25)), false)?;
+            self.desk.pause.set(Some(Duration::from_secs(1 + more.below(40))));
+            for process in SERVICES.map(|name| self.cluster.find(name)).into_iter().flatten() {
+                self.cluster.ask_to_stop(process);
+            }
+        }
         self.watch(budget.window + Duration::from_secs(dice.below(10)), false)?;
         while self.cluster.faults().values().sum::<u64>() < FAULTS_MIN {
             let names = ["master-0", "worker-1", "master-1"];
@@ -223,6 +252,10 @@ impl Stage {
         }
         self.cluster.quiet();
         let has_ended = self.watch(PATIENCE, true)?;
+        if more.one_in(4) {
+            // What was asked to be collected is collected, and what came of the tasks is still there afterwards.
+            self.watch(COLLECTING, false)?;
+        }
         self.judge(has_ended)
     }
 
@@ -251,31 +284,28 @@ impl Stage {
             });
             self.cluster.spare(&name);
         }
-        let mut delay = || {
-            let span = Duration::from_millis(dice.below(4_000));
-            let first = std::cell::Cell::new(true);
-            move |env: &crate::sim::SimEnv| {
-                if first.replace(false) {
-                    env.sleep(span);
-                }
+        for name in SERVICES {
+            let at = usize::from(name.ends_with('1'));
+            let (desk, own) = (self.desk.clone(), setup.clone());
+            let wait = once(Duration::from_millis(dice.below(4_000)));
+            if name.starts_with("worker") {
+                self.cluster.spawn_service(hosts[at], name, Duration::from_secs(2), move |env| {
+                    wait(env);
+                    roles::worker(env, &desk, at, &own);
+                });
+            } else {
+                self.cluster.spawn_service(hosts[at], name, Duration::from_secs(3), move |env| {
+                    wait(env);
+                    roles::master(env, &desk, &own);
+                });
             }
-        };
-        for (at, &host) in hosts.iter().enumerate().take(2) {
-            let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
-            self.cluster.spawn_service(host, &format!("worker-{at}"), Duration::from_secs(2), move |env| {
-                wait(env);
-                roles::worker(env, &desk, at, &own);
-            });
-            let (desk, own, wait) = (self.desk.clone(), setup.clone(), delay());
-            self.cluster.spawn_service(host, &format!("master-{at}"), Duration::from_secs(3), move |env| {
-                wait(env);
-                roles::master(env, &desk, &own);
-            });
         }
-        let (desk, parts, wait) = (self.desk.clone(), self.parts.clone(), delay());
+        let (desk, parts) = (self.desk.clone(), self.parts.clone());
+        let collects = Dice::new(seed_of(self.seed, "collects")).one_in(2);
+        let wait = once(Duration::from_millis(dice.below(4_000)));
         self.cluster.spawn_service(hosts[2], "client", Duration::from_secs(1), move |env| {
             wait(env);
-            roles::client(env, &desk, &parts);
+            roles::client(env, &desk, &parts, collects);
         });
     }
 

@@ -16,7 +16,7 @@ use crate::fs::outside::{Outside, Sink};
 use crate::master::{self, Chore, Halt, Master, Report};
 use crate::process::{Child, Event, Group, Host, Identity, Launch, Liveness, Process, SetupFailure, Signal, Started};
 use crate::protocol::id::{JobId, Nonce, WorkerId};
-use crate::protocol::record::{Limits, QueueFile, Requeue, Trust};
+use crate::protocol::record::{Action, Limits, QueueFile, Requeue, Trust};
 use crate::queue;
 use crate::sim::{SimEnv, SimProcess};
 use crate::state::State;
@@ -39,6 +39,8 @@ pub(super) struct Desk {
     asked: RefCell<BTreeMap<(usize, usize), Nonce>>,
     /// Whether the user has done everything.
     pub(super) is_submitted: Cell<bool>,
+    /// How long after an end in order a worker or master is started again; not at all if there is nothing.
+    pub(super) pause: Cell<Option<Duration>>,
     /// Why masters stopped for good.
     pub(super) halts: RefCell<Vec<String>>,
 }
@@ -92,6 +94,15 @@ pub(super) fn master(env: &SimEnv, desk: &Rc<Desk>, setup: &Setup) {
     if lead(env, desk, setup, me).is_some() {
         // As a batch system or a person would.
         env.sleep(Duration::from_secs(5));
+        env.exit();
+    }
+    start_again_later(env, desk);
+}
+
+/// After an end in order: whether and when it is started again.
+fn start_again_later(env: &SimEnv, desk: &Desk) {
+    if let Some(pause) = desk.pause.get() {
+        env.sleep(pause);
         env.exit();
     }
 }
@@ -272,7 +283,7 @@ pub(super) fn worker(env: &SimEnv, desk: &Rc<Desk>, at: usize, setup: &Setup) {
     if env.should_stop() {
         // Its master gives up leading first.
         env.sleep(Duration::from_secs(2));
-        return;
+        return start_again_later(env, desk);
     }
     env.exit();
 }
@@ -341,7 +352,9 @@ impl Outside for Files<'_> {
 // --- client -----------------------------------------------------------------------------------------------------------------
 
 /// Submits all parts in order and asks for what is to be asked. Started again, it goes on where its notes end.
-pub(super) fn client(env: &SimEnv, desk: &Desk, parts: &[Part]) {
+///
+/// `collects`: asks in the end for what nobody needs to be collected.
+pub(super) fn client(env: &SimEnv, desk: &Desk, parts: &[Part], collects: bool) {
     let pause = || env.sleep(Duration::from_secs(1));
     for (i, part) in parts.iter().enumerate() {
         if i >= desk.numbers.borrow().len() {
@@ -362,17 +375,24 @@ pub(super) fn client(env: &SimEnv, desk: &Desk, parts: &[Part]) {
                 continue;
             }
             env.sleep(*after);
-            let action = asks.of(desk.numbers.borrow()[i]);
-            let id = loop {
-                match request::send(env.fs(), env.clock(), env.chance(), 0o600, "u", &action) {
-                    Ok(id) => break id,
-                    Err(error) => env.note(&error.to_string()),
-                }
-                pause();
-            };
+            let id = ask(env, &asks.of(desk.numbers.borrow()[i]));
             desk.asked.borrow_mut().insert((i, n), id);
         }
         env.sleep(Duration::from_millis(env.chance().bits() % 400));
     }
+    if collects {
+        ask(env, &Action::Collect { keep_ms: None });
+    }
     desk.is_submitted.set(true);
+}
+
+/// Sends a request, again and again until it is there.
+fn ask(env: &SimEnv, action: &Action) -> Nonce {
+    loop {
+        match request::send(env.fs(), env.clock(), env.chance(), 0o600, "u", action) {
+            Ok(id) => return id,
+            Err(error) => env.note(&error.to_string()),
+        }
+        env.sleep(Duration::from_secs(1));
+    }
 }
