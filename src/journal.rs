@@ -45,6 +45,8 @@ pub struct Writer {
     is_named_durably: bool,
     len: u64,
     seq: u64,
+    /// The last line that a write has been tried with.
+    shown: u64,
     durable: u64,
     /// The lines after `durable`, oldest first.
     retained: VecDeque<Vec<u8>>,
@@ -76,6 +78,7 @@ impl Writer {
             is_named_durably: false,
             len: 0,
             seq: 0,
+            shown: 0,
             durable: 0,
             retained: VecDeque::new(),
             written: 0,
@@ -104,6 +107,11 @@ impl Writer {
     /// The number of the last line appended.
     pub fn last(&self) -> u64 {
         self.seq
+    }
+
+    /// The number of the last line that somebody may have read, durable or not.
+    pub fn shown(&self) -> u64 {
+        self.shown
     }
 
     /// The highest number whose sync has returned: that line and all before it survive a power loss.
@@ -199,6 +207,7 @@ impl Writer {
     fn write_waiting(&mut self) -> Result<(), FsError> {
         let bytes: Vec<u8> = self.retained.iter().skip(self.written).flatten().copied().collect();
         if let (Some(file), false) = (self.file.as_mut(), bytes.is_empty()) {
+            self.shown = self.seq;
             file.write(&bytes)?;
             self.len += bytes.len() as u64;
             self.written = self.retained.len();

@@ -172,7 +172,7 @@ impl Keeper {
 }
 
 /// Whether the worker must be ended: it has given beats, does not end in order, and the newest is too old.
-fn is_overdue(beat_ms: u64, has_bye: bool, now: Duration, self_fence: Duration) -> bool {
+pub(crate) fn is_overdue(beat_ms: u64, has_bye: bool, now: Duration, self_fence: Duration) -> bool {
     beat_ms > 0 && !has_bye && now.saturating_sub(Duration::from_millis(beat_ms)) > self_fence
 }
 

@@ -5,6 +5,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+/// A long file is synced after so many bytes each, so that no single call has to wait for all of it.
+const SYNC_EVERY: usize = 64 << 20;
+
 /// Receives a file's bytes piece by piece.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> io::Result<()> + 'a;
 
@@ -89,7 +92,16 @@ impl Outside for HostOutside {
         let temp = dir.join(temp);
         let written = (|| {
             let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&temp)?;
-            fill(&mut |bytes| file.write_all(bytes))?;
+            let mut unsynced = 0;
+            fill(&mut |bytes| {
+                file.write_all(bytes)?;
+                unsynced += bytes.len();
+                if unsynced >= SYNC_EVERY {
+                    file.sync_data()?;
+                    unsynced = 0;
+                }
+                Ok(())
+            })?;
             file.sync_all()?;
             fs::rename(&temp, path)
         })();

@@ -131,6 +131,11 @@ pub fn run_worker(
     let mut progress = Progress::new(say.clone());
     let mut can_progress = || progress.ask(queue.fs.as_ref(), Some(&wid));
     let is_member = |uid, gid| members.has(uid, gid);
+    let mut proved = |at| {
+        if let Some(link) = link {
+            link.beat(at);
+        }
+    };
     macro_rules! world {
         () => {
             World {
@@ -143,6 +148,7 @@ pub fn run_worker(
                 outside: &mut outside,
                 is_member: &is_member,
                 can_progress: &mut can_progress,
+                proved: &mut proved,
             }
         };
     }
@@ -168,7 +174,6 @@ pub fn run_worker(
             waker.wake();
         })
     });
-    let mut proved = Duration::ZERO;
     let mut is_paused = false;
     let exit = loop {
         let step = worker.step(&mut world!());
@@ -182,14 +187,8 @@ pub fn run_worker(
         if let Some(exit) = step.over {
             break exit;
         }
-        if let Some(link) = link {
-            if worker.proved() != proved {
-                proved = worker.proved();
-                link.beat(proved);
-            }
-            if link.keeper_gone() {
-                worker.lose_keeper(&mut world!());
-            }
+        if link.is_some_and(Link::keeper_gone) {
+            worker.lose_keeper(&mut world!());
         }
         let wait = step.next.saturating_sub(HostClock.boot());
         process.wait(Some(wait.min(Duration::from_secs(5))));

@@ -247,6 +247,7 @@ pub(super) fn worker(env: &SimEnv, desk: &Rc<Desk>, at: usize, setup: &Setup) {
                 outside: &mut outside,
                 is_member: &|_, _| false,
                 can_progress: &mut || Some(true),
+                proved: &mut |at| link.borrow_mut().proved = at,
             }
         };
     }
@@ -266,7 +267,6 @@ pub(super) fn worker(env: &SimEnv, desk: &Rc<Desk>, at: usize, setup: &Setup) {
         if let Some(exit) = step.over {
             break exit;
         }
-        link.borrow_mut().proved = worker.proved();
         if link.borrow().is_over {
             return env.exit();
         }

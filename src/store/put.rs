@@ -13,6 +13,9 @@ use crate::protocol::record::{Bytes, Limits, Ref};
 /// Read-only for everybody; the directories decide who comes that far.
 const OBJECT_MODE: u32 = 0o444;
 
+/// A long object is synced after so many bytes each, so that no single call has to wait for all of it.
+const SYNC_EVERY: u64 = 64 << 20;
+
 /// How often a step with an unknown outcome is tried before its error is passed on.
 const TRIES_MAX: u32 = 3;
 
@@ -90,7 +93,9 @@ pub fn writer<'a>(fs: &'a dyn Fs, chance: &'a dyn Chance) -> Result<ObjectWriter
         let nonce = chance.bits();
         let temp = Path::new(layout::OBJECTS).join(format!("{:02x}", nonce >> 56)).join(format!(".t-{nonce:016x}"));
         match fs.create(&temp, OBJECT_MODE) {
-            Ok(file) => return Ok(ObjectWriter { fs, temp, file: Some(file), hasher: Hasher::default(), len: 0 }),
+            Ok(file) => {
+                return Ok(ObjectWriter { fs, temp, file: Some(file), hasher: Hasher::default(), len: 0, synced: 0 });
+            }
             Err(error) if error.refused() || tries == TRIES_MAX => return Err(error),
             Err(_) => tries += 1,
         }
@@ -107,6 +112,7 @@ pub struct ObjectWriter<'a> {
     file: Option<Box<dyn WriteFile>>,
     hasher: Hasher,
     len: u64,
+    synced: u64,
 }
 
 impl ObjectWriter<'_> {
@@ -116,9 +122,13 @@ impl ObjectWriter<'_> {
             return Err(FsError::new(fs::Call::Write, &self.temp, libc::EBADF));
         };
         file.write(bytes)?;
-        self.file = Some(file);
         self.hasher.update(bytes);
         self.len += bytes.len() as u64;
+        if self.len - self.synced >= SYNC_EVERY {
+            file.sync()?;
+            self.synced = self.len;
+        }
+        self.file = Some(file);
         Ok(())
     }
 

@@ -18,6 +18,8 @@ use crate::store::{self, StoreError};
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 /// Standard input up to this size is kept in memory for all tasks of its job.
 const STDIN_BYTES_MAX: u64 = 64 * 1024;
+/// How much of a manifest is read at once.
+const PIECE: usize = 1 << 20;
 
 /// A job as its tasks need it.
 pub(super) struct Job {
@@ -92,7 +94,7 @@ impl Jobs {
     /// Finds the job of `item`, reading it where that was not done yet.
     ///
     /// What is missing is looked for at most every `pace`, and given up after `patience`: another host's new file may be
-    /// invisible for a while, but the master has seen it.
+    /// invisible for a while, but the master has seen it. `between` is called between the pieces of what is read.
     pub(super) fn get(
         &mut self,
         fs: &dyn Fs,
@@ -100,6 +102,7 @@ impl Jobs {
         is_trusted: &dyn Fn(u32) -> bool,
         now: Duration,
         (pace, patience): (Duration, Duration),
+        between: &mut dyn FnMut(),
     ) -> Result<Rc<Job>, NoJob> {
         if let Some(State::Read { sha, uid, job }) = self.known.get(&item.job)
             && (*sha, *uid) == (item.sha, item.uid)
@@ -114,7 +117,7 @@ impl Jobs {
             Some(State::Missing { since, .. }) => *since,
             _ => now,
         };
-        match read(fs, item, is_trusted) {
+        match read(fs, item, is_trusted, between) {
             Ok(job) => {
                 let job = Rc::new(job);
                 self.known.insert(item.job, State::Read { sha: item.sha, uid: item.uid, job: job.clone() });
@@ -164,7 +167,12 @@ impl From<StoreError> for Trouble {
     }
 }
 
-fn read(fs: &dyn Fs, item: &RunItem, is_trusted: &dyn Fn(u32) -> bool) -> Result<Job, Trouble> {
+fn read(
+    fs: &dyn Fs,
+    item: &RunItem,
+    is_trusted: &dyn Fn(u32) -> bool,
+    between: &mut dyn FnMut(),
+) -> Result<Job, Trouble> {
     let path = layout::job(item.job);
     let mut file = fs.open(&path)?;
     let stat = file.stat()?;
@@ -181,10 +189,12 @@ fn read(fs: &dyn Fs, item: &RunItem, is_trusted: &dyn Fn(u32) -> bool) -> Result
     let mut bytes = vec![0; usize::try_from(stat.len).unwrap_or(0)];
     let mut have = 0;
     while have < bytes.len() {
-        match file.read_at(&mut bytes[have..], have as u64)? {
+        let end = bytes.len().min(have + PIECE);
+        match file.read_at(&mut bytes[have..end], have as u64)? {
             0 => break,
             n => have += n,
         }
+        between();
     }
     bytes.truncate(have);
     if frame::open_document(&bytes).is_none() {
@@ -195,9 +205,17 @@ fn read(fs: &dyn Fs, item: &RunItem, is_trusted: &dyn Fn(u32) -> bool) -> Result
         return Err(Trouble::Final(setup(path.display().to_string(), "EBADMSG")));
     }
     let manifest: Manifest = from_document(&bytes).map_err(|error| refused(format!("its manifest: {error}")))?;
-    let entries = manifest.entries.as_ref().map(|entries| store::read(fs, entries)).transpose()?.map(Entries::new);
+    let mut value = |reference: &Ref| {
+        let mut bytes = Vec::new();
+        let copied = store::copy_to(fs, reference, &mut |piece| {
+            bytes.extend_from_slice(piece);
+            between();
+        });
+        copied.map(|()| bytes)
+    };
+    let entries = manifest.entries.as_ref().map(&mut value).transpose()?.map(Entries::new);
     let script = match &manifest.command {
-        Command::Script { bytes, .. } => Some(store::read(fs, bytes)?),
+        Command::Script { bytes, .. } => Some(value(bytes)?),
         _ => None,
     };
     let stdin = match &manifest.stdin {

@@ -15,6 +15,8 @@
 //! - An `end` line is written after the bytes that it names are durable. No result is written that is not what the task wrote.
 //! - Storage that does not take bytes fails no task: the worker pauses, tasks wait in their pipes, and it goes on later.
 //! - A worker that could not make a sign of life durable for its self-fence time ends its tasks and writes nothing more.
+//! - Whatever is copied, signs of life go on between its pieces; nothing is published once the lease is over.
+//! - What proves the lease is a line that nobody can have read before.
 
 mod jobs;
 mod launch;
@@ -67,6 +69,8 @@ const STUCK_WAIT: Duration = Duration::from_secs(3);
 const OUTPUT_MAX: usize = 1 << 20;
 /// How long a fenced worker waits for its tasks to be gone.
 const FENCED_WAIT: Duration = Duration::from_secs(5);
+/// How often it looks whether they are, where nothing tells it.
+const FENCED_PACE: Duration = Duration::from_millis(100);
 
 /// The world as one step of a worker sees it.
 pub struct World<'a, 's> {
@@ -88,6 +92,29 @@ pub struct World<'a, 's> {
     pub is_member: &'a dyn Fn(u32, u32) -> bool,
     /// Whether any task of the queue can still make progress; `None` if that is not known. Asked by an idle worker only.
     pub can_progress: &'a mut dyn FnMut() -> Option<bool>,
+    /// Told at once, also in the middle of a long step, whenever a sign of life has become durable: the boot time before it was
+    /// written. What watches over the worker counts from there.
+    pub proved: &'a mut dyn FnMut(Duration),
+}
+
+/// The part of the world by which signs of life are given, apart from what a long step is busy with.
+struct Pulse<'w> {
+    fs: &'w dyn Fs,
+    clock: &'w dyn Clock,
+    chance: &'w dyn Chance,
+    proved: &'w mut dyn FnMut(Duration),
+}
+
+impl<'s> World<'_, 's> {
+    fn pulse(&mut self) -> Pulse<'_> {
+        self.split().0
+    }
+
+    /// For what copies to the store or to the user's files, and gives signs of life meanwhile.
+    fn split(&mut self) -> (Pulse<'_>, &mut Store<'s>, &mut dyn Outside) {
+        let pulse = Pulse { fs: self.fs, clock: self.clock, chance: self.chance, proved: &mut *self.proved };
+        (pulse, &mut *self.store, &mut *self.outside)
+    }
 }
 
 /// What a worker is told at its start.
@@ -225,6 +252,8 @@ pub struct Worker {
     over: Option<Exit>,
     is_bye_written: bool,
     beat: u64,
+    /// After one that failed in the middle of a step, no sign of life is tried before this.
+    beat_again_at: Duration,
     started: Duration,
     busy_at: Duration,
     mail_at: Duration,
@@ -274,6 +303,7 @@ impl Worker {
         };
         // Last: who sees it finds the journal.
         put_new(fs, &layout::hello(&wid), &to_document(&hello), 0o644)?;
+        (world.proved)(before);
         Ok(Self {
             mailbox: Receiver::new(wid),
             lease: OwnLease::new(&options.limits, before),
@@ -293,6 +323,7 @@ impl Worker {
             over: None,
             is_bye_written: false,
             beat: 0,
+            beat_again_at: before,
             started: before,
             busy_at: before,
             mail_at: before,
@@ -301,8 +332,8 @@ impl Worker {
         })
     }
 
-    /// The boot time before the last durable sign of life was written: what the keeper watches.
-    pub fn proved(&self) -> Duration {
+    /// The boot time before the last durable sign of life was written.
+    fn proved(&self) -> Duration {
         self.lease.fence_at().saturating_sub(Limits::span(self.options.limits.self_fence_ms))
     }
 
@@ -346,9 +377,11 @@ impl Worker {
         }
     }
 
-    /// Ends all tasks and the worker, since its keeper is gone: nobody would end them if it died too.
+    /// Ends all tasks and the worker, since its keeper is gone: nobody would end them if it died too. May be called again.
     pub fn lose_keeper(&mut self, world: &mut World<'_, '_>) {
-        self.fence(world, "its keeper is gone".to_owned());
+        if self.fenced.is_none() {
+            self.fence(world, "its keeper is gone".to_owned());
+        }
     }
 
     /// Ends all tasks at once and writes nothing more.
@@ -391,6 +424,10 @@ impl Worker {
         let may_write = self.pause.as_ref().is_none_or(|pause| now >= pause.again_at);
         if may_write {
             let is_stored = self.spill(world, now) && self.finish(world);
+            let now = world.clock.boot();
+            if self.lease.is_over(now) {
+                return;
+            }
             // Signs of life go on where only the store is full.
             let is_flushed = self.flush_if_due(world, now);
             if is_stored && is_flushed && self.pause.is_some() {
@@ -399,8 +436,13 @@ impl Worker {
                 self.flush(world);
             }
         }
+        // All that may have lasted.
+        let now = world.clock.boot();
         self.leave_if_stuck(world, now);
         self.start_tasks(world, now);
+        if self.lease.is_over(world.clock.boot()) {
+            return;
+        }
         if self.starts_wait {
             self.starts_wait = false;
             // Early news; if it fails, the flush that follows says so.
@@ -524,11 +566,6 @@ impl Worker {
 
     /// Makes the journal durable if something waits for that; says whether it did not fail.
     fn flush_if_due(&mut self, world: &mut World<'_, '_>, now: Duration) -> bool {
-        if self.lease.is_beat_due(now) && !self.journal.is_dirty() {
-            self.beat += 1;
-            let free = self.free_cpus();
-            self.journal.append(&Line::Beat { k: self.beat, free });
-        }
         let is_due = self.lease.is_beat_due(now)
             || self.claims_wait
             || self.drain.is_some()
@@ -539,36 +576,62 @@ impl Worker {
 
     /// Makes the journal durable. After an error the worker pauses; the lines are kept.
     fn flush(&mut self, world: &mut World<'_, '_>) -> bool {
-        if !self.journal.is_dirty() {
-            self.claims_wait = false;
-            return true;
-        }
-        let before = world.clock.boot();
-        let durable = self.journal.durable();
-        let mut outcome = self.journal.flush(world.fs);
+        let mut outcome = self.prove(&mut world.pulse());
         if outcome.as_ref().is_err_and(|error| error.kind != ErrorKind::NoSpace) {
             // One bad descriptor is no outage: the next segment usually takes it.
-            outcome = self.journal.flush(world.fs);
+            outcome = self.prove(&mut world.pulse());
         }
+        if let Err(error) = &outcome {
+            self.pause(world, error);
+        }
+        outcome.is_ok()
+    }
+
+    /// Gives a sign of life if one is due, between two pieces of something long; says whether the lease is not over.
+    ///
+    /// An error is met again by the flush that ends the step; meanwhile it is tried again now and then.
+    fn stay_alive(&mut self, pulse: &mut Pulse<'_>) -> bool {
+        let now = pulse.clock.boot();
+        if self.lease.is_beat_due(now)
+            && now >= self.beat_again_at
+            && !self.lease.is_over(now)
+            && self.prove(pulse).is_err()
+        {
+            self.beat_again_at = pulse.clock.boot() + self.first_backoff();
+        }
+        !self.lease.is_over(pulse.clock.boot())
+    }
+
+    /// Makes what the journal has to say durable, once; if a sign of life is due, with one.
+    fn prove(&mut self, pulse: &mut Pulse<'_>) -> Result<(), FsError> {
+        let before = pulse.clock.boot();
+        let is_news = self.journal.last() > self.journal.shown();
+        if !is_news && (self.lease.is_beat_due(before) || self.journal.is_dirty()) {
+            // Lines that were written before prove nothing by becoming durable now: an observer may have counted from then.
+            self.beat += 1;
+            let free = self.free_cpus();
+            self.journal.append(&Line::Beat { k: self.beat, free });
+        }
+        let durable = self.journal.durable();
+        let outcome = self.journal.flush(pulse.fs);
         if self.journal.durable() > durable {
-            self.lease.prove(before, world.chance.jitter(self.beat_pace(before)));
+            self.lease.prove(before, pulse.chance.jitter(self.beat_pace(before)));
+            (pulse.proved)(self.proved());
         }
-        match outcome {
-            Ok(()) => {
-                self.claims_wait = false;
-                self.end_since = None;
-                let durable = self.journal.durable();
-                for (_, path) in self.spent.extract_if(.., |(line, _)| *line <= durable) {
-                    // A stray costs a name; the master's janitor finds it in the namespace of an ended worker.
-                    let _ = world.fs.unlink(&path);
-                }
-                true
-            }
-            Err(error) => {
-                self.pause(world, &error);
-                false
-            }
+        outcome?;
+        self.claims_wait = false;
+        self.end_since = None;
+        let durable = self.journal.durable();
+        for (_, path) in self.spent.extract_if(.., |(line, _)| *line <= durable) {
+            // A stray costs a name; the master's janitor finds it in the namespace of an ended worker.
+            let _ = pulse.fs.unlink(&path);
         }
+        Ok(())
+    }
+
+    /// The first wait before storage that failed is tried again: several tries fit into the self-fence time, however small it is.
+    fn first_backoff(&self) -> Duration {
+        BACKOFF.0.min(Limits::span(self.options.limits.self_fence_ms) / 8)
     }
 
     /// Starts nothing and takes no output until storage takes bytes again; each failure doubles the wait.
@@ -625,9 +688,9 @@ impl Worker {
     /// When the next step has something to do.
     fn next(&self, world: &World<'_, '_>) -> Duration {
         let now = world.clock.boot();
-        let soon = now + Duration::from_millis(10);
         if let Some((until, _)) = &self.fenced {
-            return soon.min(*until);
+            // The end of a task wakes earlier.
+            return (now + FENCED_PACE).min(*until);
         }
         if self.has_more {
             return now;

@@ -121,15 +121,19 @@ impl Capture {
         Ok(())
     }
 
-    /// Reads it all to memory; `None` if it is not what the attempt wrote.
-    pub(super) fn read(&self, fs: &dyn Fs) -> Result<Option<Vec<u8>>, FsError> {
+    /// Reads it all to memory, calling `between` between its pieces; `None` if it is not what the attempt wrote.
+    pub(super) fn read(
+        &self,
+        fs: &dyn Fs,
+        between: &mut dyn FnMut() -> Result<(), FsError>,
+    ) -> Result<Option<Vec<u8>>, FsError> {
         if self.len == self.head.len() as u64 {
             return Ok(Some(self.head.clone()));
         }
         let mut bytes = Vec::new();
         self.each(fs, &mut |piece| {
             bytes.extend_from_slice(piece);
-            Ok(())
+            between()
         })?;
         Ok(Some(bytes).filter(|bytes| Digest::of(bytes) == self.digest()))
     }

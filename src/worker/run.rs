@@ -1,15 +1,17 @@
 //! Attempts from their start to their end line.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::fs::FsError;
-use crate::fs::outside::Sink;
+use crate::fs::outside::{Outside, Sink};
+use crate::fs::{Call, Fs, FsError};
 use crate::process::{Child, End, Event, Process, SetupFailure, Signal, Status, Stdin, Step, Stream, Usage};
 use crate::protocol::digest::{Digest, Hasher};
 use crate::protocol::id::AttemptId;
-use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue, attempt_token};
+use crate::protocol::layout;
+use crate::protocol::record::{Bytes, EndLine, Limits, Line, Outcome, Ref, Requeue, RunItem, attempt_token};
 use crate::store;
 
 use super::jobs::{Job, JobStdin, NoJob};
@@ -19,6 +21,8 @@ use super::{Hand, OUTPUT_MAX, Unstarted, Worker, World, errno_name, trust};
 
 /// Small outputs of several ends are put together, up to about so many bytes.
 const BATCH_BYTES_MAX: u64 = 16 << 20;
+/// How much of a script is written at once.
+const PIECE: usize = 1 << 20;
 /// How often an output is read for the user's file before the file is given up.
 const READS_MAX: u32 = 3;
 
@@ -151,19 +155,20 @@ impl Worker {
 
     /// Writes output that is large or old to `out/`; says whether it did not fail.
     pub(super) fn spill(&mut self, world: &mut World<'_, '_>, now: Duration) -> bool {
-        let mut failure = None;
-        for capture in self.running.iter_mut().flat_map(|running| &mut running.output) {
-            if capture.spill_at().is_some_and(|at| at <= now)
-                && let Err(error) = capture.spill(world.fs, &self.options.wid)
-            {
-                failure = Some(error);
-                break;
+        for i in 0..self.running.len() {
+            for stream in 0..2 {
+                let capture = &mut self.running[i].output[stream];
+                if capture.spill_at().is_none_or(|at| at > now) {
+                    continue;
+                }
+                if let Err(error) = capture.spill(world.fs, &self.options.wid) {
+                    self.pause(world, &error);
+                    return false;
+                }
+                self.stay_alive(&mut world.pulse());
             }
         }
-        if let Some(error) = &failure {
-            self.pause(world, error);
-        }
-        failure.is_none()
+        true
     }
 
     /// Makes the outputs of ended attempts durable and writes their end lines; says whether it did not fail.
@@ -182,61 +187,71 @@ impl Worker {
         true
     }
 
-    /// Puts a batch of outputs into the store: the small ones with one sync, or one large one.
+    /// Puts a batch of outputs into the store: the small ones with one sync, or one large one. That may last; signs of life go on
+    /// meanwhile.
     fn store_outputs(&mut self, world: &mut World<'_, '_>) -> Result<(), FsError> {
+        let mut finishing = std::mem::take(&mut self.finishing);
+        let stored = match self.store_small(world, &mut finishing) {
+            Ok(false) => self.store_large(world, &mut finishing),
+            other => other.map(drop),
+        };
+        self.finishing = finishing;
+        stored
+    }
+
+    /// Stores small outputs; says whether there were any.
+    fn store_small(&mut self, world: &mut World<'_, '_>, all: &mut [Finishing]) -> Result<bool, FsError> {
         let pack_item_max = self.options.limits.pack_item_max;
+        let (mut pulse, store, _) = world.split();
+        let fs = pulse.fs;
+        let mut between = || held(self.stay_alive(&mut pulse));
         let mut batch = Vec::new();
         let mut batch_len = 0;
-        for (i, finishing) in self.finishing.iter_mut().enumerate() {
+        for (i, finishing) in all.iter_mut().enumerate() {
             for stream in 0..2 {
                 let capture = &finishing.output[stream];
                 if finishing.refs[stream].is_some() || capture.len() > pack_item_max || batch_len > BATCH_BYTES_MAX {
                     continue;
                 }
-                match capture.read(world.fs) {
+                match capture.read(fs, &mut between) {
                     Ok(Some(bytes)) => {
                         batch_len += bytes.len() as u64;
                         batch.push(((i, stream), bytes));
                     }
                     Ok(None) => finishing.lose(stream),
-                    Err(error) if error.not_found() && !is_listed(world.fs, &error.path)? => finishing.lose(stream),
+                    Err(error) if error.not_found() && !is_listed(fs, &error.path)? => finishing.lose(stream),
                     Err(error) => return Err(error),
                 }
+                between()?;
             }
         }
         let values: Vec<&[u8]> = batch.iter().map(|(_, bytes)| bytes.as_slice()).collect();
-        let refs = world.store.put_all(&values)?;
+        let refs = store.put_all(&values)?;
         for (((i, stream), _), value) in batch.iter().zip(refs) {
-            self.finishing[*i].refs[*stream] = Some(value);
+            all[*i].refs[*stream] = Some(value);
         }
-        if batch.is_empty() {
-            self.store_large(world)?;
-        }
-        Ok(())
+        between()?;
+        Ok(!batch.is_empty())
     }
 
-    /// Streams the first large output that is not stored into a loose object. That may last; signs of life go on meanwhile.
-    fn store_large(&mut self, world: &mut World<'_, '_>) -> Result<(), FsError> {
+    /// Streams the first large output that is not stored into a loose object.
+    fn store_large(&mut self, world: &mut World<'_, '_>, all: &mut [Finishing]) -> Result<(), FsError> {
         let missing = |finishing: &Finishing| (0..2).find(|&stream| finishing.refs[stream].is_none());
-        let Some((i, stream)) =
-            self.finishing.iter().enumerate().find_map(|(i, finishing)| Some((i, missing(finishing)?)))
-        else {
-            return Ok(());
-        };
-        let finishing = std::mem::take(&mut self.finishing);
+        let first = all.iter_mut().find_map(|finishing| missing(finishing).map(|stream| (finishing, stream)));
+        let Some((finishing, stream)) = first else { return Ok(()) };
+        let (mut pulse, store, _) = world.split();
+        let fs = pulse.fs;
         let stored = (|| {
-            let mut writer = world.store.writer()?;
-            finishing[i].output[stream].each(world.fs, &mut |bytes| {
+            let mut writer = store.writer()?;
+            finishing.output[stream].each(fs, &mut |bytes| {
                 writer.write(bytes)?;
-                self.beat_if_due(world.fs, world.clock, world.chance);
-                Ok(())
+                held(self.stay_alive(&mut pulse))
             })?;
             writer.finish()
         })();
-        self.finishing = finishing;
         let value = match stored {
-            Err(error) if error.not_found() && !is_listed(world.fs, &error.path)? => {
-                self.finishing[i].lose(stream);
+            Err(error) if error.not_found() && !is_listed(fs, &error.path)? => {
+                finishing.lose(stream);
                 return Ok(());
             }
             other => other?,
@@ -245,7 +260,6 @@ impl Worker {
             Ref::Loose { sha, .. } | Ref::Packed { sha, .. } => *sha,
             Ref::Inline { bytes } => Digest::of(&bytes.0),
         };
-        let finishing = &mut self.finishing[i];
         if sha == finishing.output[stream].digest() {
             finishing.refs[stream] = Some(value);
         } else {
@@ -258,7 +272,10 @@ impl Worker {
     fn write_end(&mut self, world: &mut World<'_, '_>, finishing: Finishing) {
         let Finishing { mut line, job, output, refs, dirs } = finishing;
         if !matches!(line.how, Outcome::Requeue(Requeue::Storage)) {
-            line.notes.extend(publish(world, &job, line.a, &output));
+            let (mut pulse, _, outside) = world.split();
+            let fs = pulse.fs;
+            let mut between = || held(self.stay_alive(&mut pulse));
+            line.notes.extend(publish(fs, outside, &job, line.a, &output, &mut between));
         }
         let [out, err] = refs.map(Option::unwrap_or_default);
         (line.out, line.err) = (out, err);
@@ -290,14 +307,10 @@ impl Worker {
     pub(super) fn start_tasks(&mut self, world: &mut World<'_, '_>, now: Duration) {
         let mut at = 0;
         while at < self.queue.len() && self.pause.is_none() && self.drain.is_none() {
-            let next = &self.queue[at];
-            if next.claim > self.journal.durable() || self.lease.is_over(world.clock.boot()) {
+            if self.queue[at].claim > self.journal.durable() || !self.stay_alive(&mut world.pulse()) {
                 break;
             }
-            let is_trusted = |uid| trust::trusts(&self.options.trust, uid, world.is_member);
-            let limits = &self.options.limits;
-            let paces = (Limits::span(limits.poll_ms), Limits::span(limits.visible_ms));
-            let job = match self.jobs.get(world.fs, &next.item, &is_trusted, now, paces) {
+            let job = match self.job(world, &self.queue[at].item.clone(), now) {
                 Ok(job) => job,
                 Err(NoJob::NotYet) => {
                     at += 1;
@@ -318,7 +331,7 @@ impl Worker {
                 break;
             }
             let Some(next) = self.queue.remove(at) else { break };
-            if let Err(how) = self.launch(world, &next, &job, (cpus, mem), now) {
+            if let Err(how) = self.launch(world, &next, &job, (cpus, mem)) {
                 let line = EndLine { how, ..empty_end(next.a, next.m, world.clock.wall_ms()) };
                 self.append_end(world, line);
             }
@@ -329,6 +342,22 @@ impl Worker {
         if self.queue.is_empty() {
             self.jobs.sweep();
         }
+    }
+
+    /// The job of `item`, read where that was not done yet.
+    fn job(&mut self, world: &mut World<'_, '_>, item: &RunItem, now: Duration) -> Result<Rc<Job>, NoJob> {
+        let (trust, is_member) = (self.options.trust.clone(), world.is_member);
+        let is_trusted = |uid| trust::trusts(&trust, uid, is_member);
+        let paces = (Limits::span(self.options.limits.poll_ms), Limits::span(self.options.limits.visible_ms));
+        let mut jobs = std::mem::take(&mut self.jobs);
+        let mut pulse = world.pulse();
+        let fs = pulse.fs;
+        let mut between = || {
+            self.stay_alive(&mut pulse);
+        };
+        let job = jobs.get(fs, item, &is_trusted, now, paces, &mut between);
+        self.jobs = jobs;
+        job
     }
 
     fn fail(&mut self, world: &World<'_, '_>, at: usize, how: Outcome) {
@@ -344,26 +373,19 @@ impl Worker {
         next: &Unstarted,
         job: &Rc<Job>,
         (cpus, mem): (u32, u64),
-        now: Duration,
     ) -> Result<(), Outcome> {
         let manifest = &job.manifest;
         let entry = job.entry(next.a.task.index).map_err(Outcome::Refused)?;
+        let mut dirs = Vec::new();
+        let brought = self.bring(world, job, next.a, &mut dirs).map_err(Outcome::Setup);
+        // Reading what it needs may have taken long.
+        let now = world.clock.boot();
         let start_ms = world.clock.wall_ms();
         let limit = Some(manifest.needs.time_ms).filter(|&ms| ms > 0).map(Limits::span);
         let rest = self.options.lifetime.map(|span| (self.started + span).saturating_sub(now));
         let span = limit.into_iter().chain(rest).min();
         let end_time = span.map(|span| start_ms / 1000 + span.as_secs());
-        let mut dirs = Vec::new();
-        let started = (|| {
-            let tmp = make_dir(world, &next.a.to_string(), &mut dirs).map_err(Outcome::Setup)?;
-            let script = copy_script(world, job, next.a, &mut dirs).map_err(Outcome::Setup)?;
-            let stdin = match &job.stdin {
-                JobStdin::Null => Stdin::Null,
-                JobStdin::Small(bytes) => Stdin::Bytes(bytes.clone()),
-                JobStdin::Large(value) => {
-                    Stdin::File(copy_stdin(world, value, next.a, &mut dirs).map_err(Outcome::Setup)?)
-                }
-            };
+        let started = brought.and_then(|Brought { tmp, script, stdin }| {
             let token = attempt_token(self.options.queue, &self.options.wid, next.a);
             let recipe = Recipe {
                 options: &self.options,
@@ -376,12 +398,12 @@ impl Worker {
                 stdin,
                 end_time,
             };
-            // Reading what it needs may have taken for ever, and its attempt may be somewhere else by now.
-            if self.lease.is_over(world.clock.boot()) {
+            // Its attempt may be somewhere else by now.
+            if self.lease.is_over(now) {
                 return Err(Outcome::Requeue(Requeue::Storage));
             }
             world.process.start(&recipe.launch()).map_err(Outcome::Setup)
-        })();
+        });
         let started = started.inspect_err(|_| {
             for dir in &dirs {
                 world.outside.remove_dir(dir);
@@ -406,29 +428,43 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives a sign of life in the middle of something long.
-    fn beat_if_due(
+    /// Brings what an attempt needs to this host. That may last; signs of life go on meanwhile.
+    fn bring(
         &mut self,
-        fs: &dyn crate::fs::Fs,
-        clock: &dyn crate::clock::Clock,
-        chance: &dyn crate::clock::Chance,
-    ) {
-        let now = clock.boot();
-        if !self.lease.is_beat_due(now) {
-            return;
-        }
-        if !self.journal.is_dirty() {
-            self.beat += 1;
-            let free = self.free_cpus();
-            self.journal.append(&Line::Beat { k: self.beat, free });
-        }
-        let durable = self.journal.durable();
-        // An error is met again by the flush that ends the step.
-        let _ = self.journal.flush(fs);
-        if self.journal.durable() > durable {
-            self.lease.prove(now, chance.jitter(self.lease.beat()));
-        }
+        world: &mut World<'_, '_>,
+        job: &Job,
+        a: AttemptId,
+        dirs: &mut Vec<PathBuf>,
+    ) -> Result<Brought, SetupFailure> {
+        let (mut pulse, _, outside) = world.split();
+        let fs = pulse.fs;
+        let mut between = || held(self.stay_alive(&mut pulse));
+        let tmp = make_dir(outside, &a.to_string(), dirs)?;
+        let script = copy_script(outside, job, a, dirs, &mut between)?;
+        let stdin = match &job.stdin {
+            JobStdin::Null => Stdin::Null,
+            JobStdin::Small(bytes) => Stdin::Bytes(bytes.clone()),
+            JobStdin::Large(value) => Stdin::File(copy_stdin(fs, outside, value, a, dirs, &mut between)?),
+        };
+        Ok(Brought { tmp, script, stdin })
     }
+}
+
+/// What an attempt needs, on this host.
+struct Brought {
+    /// Its private directory.
+    tmp: PathBuf,
+    /// The copy of its script.
+    script: Option<PathBuf>,
+    stdin: Stdin,
+}
+
+/// Called between the pieces of a copy, which ends if it fails.
+type Between<'a> = dyn FnMut() -> Result<(), FsError> + 'a;
+
+/// Ends a copy where the lease is over.
+fn held(is_held: bool) -> Result<(), FsError> {
+    if is_held { Ok(()) } else { Err(FsError::new(Call::Sync, layout::JOURNALS.as_ref(), libc::ETIMEDOUT)) }
 }
 
 impl Finishing {
@@ -441,7 +477,7 @@ impl Finishing {
 }
 
 /// Whether a fresh listing shows the file: one that is gone was never synced before the server lost power.
-fn is_listed(fs: &dyn crate::fs::Fs, path: &Path) -> Result<bool, FsError> {
+fn is_listed(fs: &dyn Fs, path: &Path) -> Result<bool, FsError> {
     let names = fs.list(path.parent().unwrap_or(Path::new("")))?;
     Ok(names.iter().any(|entry| Some(entry.name.as_ref()) == path.file_name()))
 }
@@ -462,51 +498,55 @@ fn empty_end(a: AttemptId, m: u64, end_ms: u64) -> EndLine {
     }
 }
 
-fn input_failure(error: &std::io::Error, path: &Path) -> SetupFailure {
+fn input_failure(error: &io::Error, path: &Path) -> SetupFailure {
     let errno = error.raw_os_error().map_or_else(|| error.kind().to_string(), errno_name);
     SetupFailure { step: Step::Input, errno, path: path.display().to_string() }
 }
 
-fn make_dir(world: &mut World<'_, '_>, name: &str, dirs: &mut Vec<PathBuf>) -> Result<PathBuf, SetupFailure> {
-    let dir = world.outside.make_dir(name).map_err(|error| input_failure(&error, Path::new(name)))?;
+fn make_dir(outside: &mut dyn Outside, name: &str, dirs: &mut Vec<PathBuf>) -> Result<PathBuf, SetupFailure> {
+    let dir = outside.make_dir(name).map_err(|error| input_failure(&error, Path::new(name)))?;
     dirs.push(dir.clone());
     Ok(dir)
 }
 
 fn copy_script(
-    world: &mut World<'_, '_>,
+    outside: &mut dyn Outside,
     job: &Job,
     a: AttemptId,
     dirs: &mut Vec<PathBuf>,
+    between: &mut Between<'_>,
 ) -> Result<Option<PathBuf>, SetupFailure> {
     let (Some(bytes), crate::protocol::record::Command::Script { name, .. }) = (&job.script, &job.manifest.command)
     else {
         return Ok(None);
     };
-    let path = make_dir(world, &format!("{a}.script"), dirs)?.join(launch::script_name(name));
-    let made = world.outside.make_file(&path, 0o700, &mut |sink| sink(bytes));
+    let path = make_dir(outside, &format!("{a}.script"), dirs)?.join(launch::script_name(name));
+    let made = outside.make_file(&path, 0o700, &mut |sink| {
+        bytes.chunks(PIECE).try_for_each(|piece| sink(piece).and_then(|()| between().map_err(io::Error::other)))
+    });
     made.map_err(|error| input_failure(&error, &path))?;
     Ok(Some(path))
 }
 
 /// Copies a large standard input to the host; the copy is used only if its digest is right.
 fn copy_stdin(
-    world: &mut World<'_, '_>,
+    fs: &dyn Fs,
+    outside: &mut dyn Outside,
     value: &Ref,
     a: AttemptId,
     dirs: &mut Vec<PathBuf>,
+    between: &mut Between<'_>,
 ) -> Result<PathBuf, SetupFailure> {
-    let path = make_dir(world, &format!("{a}.stdin"), dirs)?.join("stdin");
-    let fs = world.fs;
+    let path = make_dir(outside, &format!("{a}.stdin"), dirs)?.join("stdin");
     let mut lost = None;
-    let made = world.outside.make_file(&path, 0o600, &mut |sink| {
+    let made = outside.make_file(&path, 0o600, &mut |sink| {
         let mut written = Ok(());
         let copied = store::copy_to(fs, value, &mut |bytes| {
             if written.is_ok() {
-                written = sink(bytes);
+                written = sink(bytes).and_then(|()| between().map_err(io::Error::other));
             }
         });
-        copied.map_err(|error| std::io::Error::other(lost.insert(error.to_string()).clone())).and(written)
+        copied.map_err(|error| io::Error::other(lost.insert(error.to_string()).clone())).and(written)
     });
     made.map_err(|error| match lost {
         Some(why) => SetupFailure { step: Step::Input, errno: "EIO".to_owned(), path: why },
@@ -516,8 +556,14 @@ fn copy_stdin(
 }
 
 /// Publishes the output files that the user asked for; returns what did not work, for people.
-fn publish(world: &mut World<'_, '_>, job: &Job, a: AttemptId, output: &[Capture; 2]) -> Vec<String> {
-    let fs = world.fs;
+fn publish(
+    fs: &dyn Fs,
+    outside: &mut dyn Outside,
+    job: &Job,
+    a: AttemptId,
+    output: &[Capture; 2],
+    between: &mut Between<'_>,
+) -> Vec<String> {
     let path = |pattern: &Option<Bytes>| pattern.as_ref().map(|p| launch::expand(&p.0, &job.manifest, a));
     let (out, err) = (path(&job.manifest.stdout), path(&job.manifest.stderr));
     let files: Vec<(PathBuf, Vec<&Capture>)> = match (out, err) {
@@ -530,12 +576,14 @@ fn publish(world: &mut World<'_, '_>, job: &Job, a: AttemptId, output: &[Capture
     let mut notes = Vec::new();
     for (path, captures) in files {
         // Bytes that come back wrong are mostly right the next time.
-        let mut done = Err(std::io::Error::other("not tried"));
+        let mut done = Err(io::Error::other("not tried"));
         for _ in 0..READS_MAX {
-            done = world
-                .outside
-                .publish(&path, &mut |sink| captures.iter().try_for_each(|capture| pass_on(fs, capture, sink)));
-            if !done.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::InvalidData) {
+            done = outside.publish(&path, &mut |sink| {
+                captures.iter().try_for_each(|capture| pass_on(fs, capture, sink, between))?;
+                // Others may have the task, and its file, by now.
+                between().map_err(io::Error::other)
+            });
+            if !done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
                 break;
             }
         }
@@ -547,7 +595,7 @@ fn publish(world: &mut World<'_, '_>, job: &Job, a: AttemptId, output: &[Capture
 }
 
 /// Passes an output to `sink`; fails with `InvalidData` at its end if it was not what the attempt wrote.
-fn pass_on(fs: &dyn crate::fs::Fs, capture: &Capture, sink: &mut Sink<'_>) -> std::io::Result<()> {
+fn pass_on(fs: &dyn Fs, capture: &Capture, sink: &mut Sink<'_>, between: &mut Between<'_>) -> io::Result<()> {
     let mut written = Ok(());
     let mut hasher = Hasher::default();
     let read = capture.each(fs, &mut |bytes| {
@@ -555,11 +603,11 @@ fn pass_on(fs: &dyn crate::fs::Fs, capture: &Capture, sink: &mut Sink<'_>) -> st
         if written.is_ok() {
             written = sink(bytes);
         }
-        Ok(())
+        between()
     });
-    read.map_err(|error| std::io::Error::other(error.to_string())).and(written)?;
+    read.map_err(io::Error::other).and(written)?;
     if hasher.finish() == capture.digest() {
         return Ok(());
     }
-    Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it could not be read back as it was written"))
+    Err(io::Error::new(io::ErrorKind::InvalidData, "it could not be read back as it was written"))
 }

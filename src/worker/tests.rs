@@ -4,21 +4,29 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::fs::memory::MemoryFs;
 use crate::fs::outside::Sink;
-use crate::fs::{Call, Counting, Faulty, Rule};
+use crate::fs::{Call, Counting, Entry, Faulty, ReadFile, Rule, Space, Stat, WriteFile};
+use crate::keeper;
 use crate::process::{Child, End, Event, Group, Launch, Liveness, SetupFailure, Started, Status, Stream, Usage};
 use crate::protocol::digest::Digest;
 use crate::protocol::id::{DecisionId, JobId, Ranges, TaskId};
 use crate::protocol::record::{Bytes, Command, EndLine, Manifest, Needs, Outcome, Ref};
 use crate::store;
 
-type TestFs = Counting<Faulty<MemoryFs>>;
+type TestFs = Counting<Faulty<SlowFs>>;
 
 #[derive(Default)]
 struct TestClock(AtomicU64);
+
+impl TestClock {
+    fn pass(&self, ms: u64) {
+        self.0.fetch_add(ms, Ordering::SeqCst);
+    }
+}
 
 impl Clock for TestClock {
     fn boot(&self) -> Duration {
@@ -27,6 +35,121 @@ impl Clock for TestClock {
 
     fn wall_ms(&self) -> u64 {
         1_700_000_000_000 + self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Files in memory, some of which take their time.
+#[derive(Default)]
+struct SlowFs {
+    memory: MemoryFs,
+    pace: Arc<Pace>,
+}
+
+/// How long calls last.
+#[derive(Default)]
+struct Pace {
+    clock: Arc<TestClock>,
+    /// A call, a part of the paths, milliseconds.
+    slow: Mutex<Vec<(Call, &'static str, u64)>>,
+}
+
+impl Pace {
+    fn pass(&self, call: Call, path: &Path) {
+        let slow = self.slow.lock().unwrap_or_else(|e| panic!("{e}"));
+        let matches = |(c, part, _): &&(Call, &str, u64)| *c == call && path.to_string_lossy().contains(part);
+        self.clock.pass(slow.iter().filter(matches).map(|(_, _, ms)| ms).sum());
+    }
+}
+
+impl std::ops::Deref for SlowFs {
+    type Target = MemoryFs;
+
+    fn deref(&self) -> &MemoryFs {
+        &self.memory
+    }
+}
+
+impl Fs for SlowFs {
+    fn list(&self, dir: &Path) -> Result<Vec<Entry>, FsError> {
+        self.memory.list(dir)
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn ReadFile>, FsError> {
+        let file = self.memory.open(path)?;
+        Ok(Box::new(SlowFile { file, path: path.to_owned(), pace: self.pace.clone() }))
+    }
+
+    fn create(&self, path: &Path, mode: u32) -> Result<Box<dyn WriteFile>, FsError> {
+        let file = self.memory.create(path, mode)?;
+        Ok(Box::new(SlowFile { file, path: path.to_owned(), pace: self.pace.clone() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> Result<(), FsError> {
+        self.memory.rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<(), FsError> {
+        self.memory.unlink(path)
+    }
+
+    fn mkdir(&self, dir: &Path) -> Result<(), FsError> {
+        self.memory.mkdir(dir)
+    }
+
+    fn rmdir(&self, dir: &Path) -> Result<(), FsError> {
+        self.memory.rmdir(dir)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), FsError> {
+        self.memory.sync_dir(dir)
+    }
+
+    fn drops_names(&self) -> bool {
+        self.memory.drops_names()
+    }
+
+    fn lock(&self, path: &Path, limit: Duration) -> Locked {
+        self.memory.lock(path, limit)
+    }
+
+    fn space(&self) -> Result<Space, FsError> {
+        self.memory.space()
+    }
+}
+
+struct SlowFile<T: ?Sized> {
+    path: PathBuf,
+    pace: Arc<Pace>,
+    file: Box<T>,
+}
+
+impl ReadFile for SlowFile<dyn ReadFile> {
+    fn stat(&self) -> Result<Stat, FsError> {
+        self.file.stat()
+    }
+
+    fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize, FsError> {
+        self.pace.pass(Call::Read, &self.path);
+        self.file.read_at(buffer, offset)
+    }
+
+    fn sync(&self) -> Result<(), FsError> {
+        self.file.sync()
+    }
+}
+
+impl WriteFile for SlowFile<dyn WriteFile> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), FsError> {
+        self.pace.pass(Call::Write, &self.path);
+        self.file.write(bytes)
+    }
+
+    fn sync(&mut self) -> Result<(), FsError> {
+        self.file.sync()
+    }
+
+    fn close(self: Box<Self>) -> Result<(), FsError> {
+        self.file.close()
     }
 }
 
@@ -107,6 +230,9 @@ impl Host for TestHost {
 struct TestOutside {
     files: BTreeMap<PathBuf, Vec<u8>>,
     dirs: Vec<PathBuf>,
+    clock: Arc<TestClock>,
+    /// How long each piece of a file takes.
+    piece_ms: u64,
 }
 
 impl Outside for TestOutside {
@@ -132,6 +258,7 @@ impl Outside for TestOutside {
     fn publish(&mut self, path: &Path, fill: &mut dyn FnMut(&mut Sink<'_>) -> io::Result<()>) -> io::Result<()> {
         let mut bytes = Vec::new();
         fill(&mut |piece| {
+            self.clock.pass(self.piece_ms);
             bytes.extend_from_slice(piece);
             Ok(())
         })?;
@@ -143,7 +270,7 @@ impl Outside for TestOutside {
 /// One worker and its world.
 struct Bench<'a> {
     fs: &'a TestFs,
-    clock: TestClock,
+    clock: Arc<TestClock>,
     chance: &'a TestChance,
     process: TestProcess,
     outside: TestOutside,
@@ -151,6 +278,24 @@ struct Bench<'a> {
     can_progress: Option<bool>,
     worker: Option<Worker>,
     mail_count: u64,
+    keeper: TestKeeper,
+}
+
+/// What a keeper would make of the signs of life that it hears of.
+#[derive(Default)]
+struct TestKeeper {
+    beat_ms: u64,
+    beats: u32,
+    self_fence: Duration,
+    /// The worker would have been ended.
+    has_fenced: bool,
+}
+
+impl TestKeeper {
+    /// Looks at what it has heard so far, at the moment when something new may come.
+    fn look(&mut self, now: Duration) {
+        self.has_fenced |= keeper::is_overdue(self.beat_ms, false, now, self.self_fence);
+    }
 }
 
 fn wid() -> WorkerId {
@@ -158,14 +303,14 @@ fn wid() -> WorkerId {
 }
 
 fn fresh() -> (TestFs, TestChance) {
-    let memory = MemoryFs::default();
+    let slow = SlowFs::default();
     for dir in layout::DIRECTORIES {
-        assert_eq!(memory.mkdir(dir.as_ref()), Ok(()));
+        assert_eq!(slow.mkdir(dir.as_ref()), Ok(()));
     }
     for byte in 0..=255 {
-        assert_eq!(memory.mkdir(&Path::new(layout::OBJECTS).join(format!("{byte:02x}"))), Ok(()));
+        assert_eq!(slow.mkdir(&Path::new(layout::OBJECTS).join(format!("{byte:02x}"))), Ok(()));
     }
-    (Counting::new(Faulty::new(memory)), TestChance::default())
+    (Counting::new(Faulty::new(slow)), TestChance::default())
 }
 
 fn options() -> Options {
@@ -217,16 +362,19 @@ fn attempt(index: u64) -> AttemptId {
 impl<'a> Bench<'a> {
     fn new(fs: &'a TestFs, chance: &'a TestChance, options: Options) -> Self {
         let store = Store::new(fs, chance, &options.limits, wid());
+        let clock = fs.inner().inner().pace.clock.clone();
+        let self_fence = Limits::span(options.limits.self_fence_ms);
         let mut bench = Self {
             fs,
-            clock: TestClock::default(),
+            clock: clock.clone(),
             chance,
             process: TestProcess::default(),
-            outside: TestOutside::default(),
+            outside: TestOutside { clock, ..TestOutside::default() },
             store,
             can_progress: Some(true),
             worker: None,
             mail_count: 0,
+            keeper: TestKeeper { self_fence, ..TestKeeper::default() },
         };
         bench.clock.0.store(1_000_000, Ordering::SeqCst);
         let worker = bench.with(|world| Worker::start(world, options)).unwrap_or_else(|e| panic!("{e}"));
@@ -236,9 +384,10 @@ impl<'a> Bench<'a> {
 
     fn with<T>(&mut self, act: impl FnOnce(&mut World<'_, 'a>) -> T) -> T {
         let answer = self.can_progress;
+        let (clock, keeper) = (self.clock.clone(), &mut self.keeper);
         act(&mut World {
             fs: self.fs,
-            clock: &self.clock,
+            clock: &*self.clock,
             chance: self.chance,
             process: &mut self.process,
             host: &TestHost,
@@ -246,6 +395,11 @@ impl<'a> Bench<'a> {
             outside: &mut self.outside,
             is_member: &|_, _| false,
             can_progress: &mut || answer,
+            proved: &mut |at| {
+                keeper.look(clock.boot());
+                keeper.beats += 1;
+                keeper.beat_ms = keeper.beat_ms.max(u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
+            },
         })
     }
 
@@ -256,6 +410,7 @@ impl<'a> Bench<'a> {
     fn step(&mut self) -> Step {
         let Some(mut worker) = self.worker.take() else { panic!("there is a worker") };
         let step = self.with(|world| worker.step(world));
+        self.keeper.look(self.clock.boot());
         self.worker = Some(worker);
         step
     }
@@ -272,6 +427,24 @@ impl<'a> Bench<'a> {
             let next = u64::try_from(step.next.as_micros().div_ceil(1000)).unwrap_or(u64::MAX);
             self.clock.0.store(next.clamp(now, until), Ordering::SeqCst);
         }
+    }
+
+    /// Lets each `call` to paths with `part` take `ms`.
+    fn slow(&self, call: Call, part: &'static str, ms: u64) {
+        let mut slow = self.fs.inner().inner().pace.slow.lock().unwrap_or_else(|e| panic!("{e}"));
+        slow.push((call, part, ms));
+    }
+
+    /// Runs for a minute, in which a copy takes many times the self-fence time; its signs of life go on.
+    #[track_caller]
+    fn outlasts(&mut self) {
+        let (start, beats) = (self.clock.boot(), self.keeper.beats);
+        assert_eq!(self.run(60_000), None);
+        let span = self.clock.boot().saturating_sub(start);
+        assert!(span > 4 * self.keeper.self_fence, "it took only {span:?}");
+        assert!(!self.keeper.has_fenced, "the keeper would have ended the worker");
+        assert!(self.keeper.beats - beats > 20, "{} beats in {span:?}", self.keeper.beats - beats);
+        assert_eq!(self.process.signals, []);
     }
 
     fn rule(&self, rule: Rule) {
@@ -573,6 +746,178 @@ fn a_large_output_becomes_a_loose_object() {
     let out = &bench.ends()[0].out;
     assert!(matches!(out, Ref::Loose { len: 400_000, .. }), "{out:?}");
     assert_eq!(store::read(&fs, out).ok(), Some(all));
+}
+
+/// Enough for many pieces, whatever the size of a piece.
+const HUGE: usize = 40 << 20;
+
+/// A worker whose only task has written a huge output and ended.
+fn with_huge_output<'a>(fs: &'a TestFs, chance: &'a TestChance, manifest: &Manifest, limits: Limits) -> Bench<'a> {
+    let mut bench = Bench::new(fs, chance, Options { limits, ..options() });
+    bench.give(manifest, "0");
+    bench.run(100);
+    bench.process.print(1, &vec![b'x'; HUGE]);
+    bench.run(100);
+    bench.process.end(1, Status::Exit(0));
+    bench
+}
+
+#[test]
+fn signs_of_life_go_on_while_a_large_output_is_stored() {
+    for (call, part) in [(Call::Read, "out/"), (Call::Write, "objects")] {
+        let (fs, chance) = fresh();
+        let mut bench = with_huge_output(&fs, &chance, &manifest("0-9"), Limits::default());
+        bench.slow(call, part, 10_000);
+        bench.outlasts();
+        assert_eq!(bench.ends()[0].out.len(), HUGE as u64);
+    }
+}
+
+#[test]
+fn signs_of_life_go_on_while_small_outputs_are_stored() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 64, ..options() });
+    bench.give(&manifest("0-99"), "0-63");
+    bench.run(100);
+    for child in 1..=64 {
+        bench.process.print(child, &[b'x'; 10_000]);
+    }
+    bench.run(100);
+    bench.slow(Call::Read, "out/", 10_000);
+    for child in 1..=64 {
+        bench.process.end(child, Status::Exit(0));
+    }
+    bench.outlasts();
+    assert_eq!(bench.ends().len(), 64);
+}
+
+#[test]
+fn signs_of_life_go_on_while_output_is_published() {
+    let (fs, chance) = fresh();
+    let wanted = Manifest { stdout: Some("out".into()), stderr: Some("err".into()), ..manifest("0-9") };
+    let mut bench = with_huge_output(&fs, &chance, &wanted, Limits::default());
+    bench.outside.piece_ms = 10_000;
+    bench.outlasts();
+    assert_eq!(bench.outside.files.get(Path::new("/home/u/out")).map(Vec::len), Some(HUGE));
+    assert_eq!(bench.ends()[0].notes, [""; 0]);
+}
+
+#[test]
+fn signs_of_life_go_on_while_output_waits_to_be_spilled() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, Options { cpus: 64, ..options() });
+    bench.give(&manifest("0-99"), "0-63");
+    bench.run(100);
+    bench.slow(Call::Write, "out/", 10_000);
+    for child in 1..=64 {
+        bench.process.print(child, b"x");
+    }
+    bench.outlasts();
+}
+
+#[test]
+fn signs_of_life_go_on_while_input_and_script_are_brought() {
+    let huge = |fs: &TestFs, chance: &TestChance| {
+        store::put_loose(fs, chance, &vec![b'x'; HUGE]).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let wants = [("stdin", true), ("stdin", false), ("script", true), ("script", false), ("entries", true)];
+    for (what, is_source_slow) in wants {
+        let (fs, chance) = fresh();
+        let mut bench = Bench::new(&fs, &chance, options());
+        let (huge, plain) = (huge(&fs, &chance), manifest("0-9"));
+        let wanted = match what {
+            "stdin" => Manifest { stdin: Some(huge), ..plain },
+            "entries" => Manifest { entries: Some(huge), array: None, ..plain },
+            _ => Manifest { command: Command::Script { name: "s".into(), bytes: huge, args: Vec::new() }, ..plain },
+        };
+        bench.give(&wanted, "0");
+        if is_source_slow {
+            bench.slow(Call::Read, "objects", 13_000);
+        } else {
+            bench.outside.piece_ms = 13_000;
+        }
+        bench.outlasts();
+        assert_eq!(bench.process.count, 1, "{what}: {:?}", bench.ends());
+    }
+}
+
+#[test]
+fn a_time_limit_begins_when_the_task_does() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    let stdin = store::put_loose(&fs, &chance, &vec![b'x'; HUGE]).ok();
+    let needs = Needs { time_ms: 100_000, ..Needs::default() };
+    bench.give(&Manifest { stdin, needs, ..manifest("0-9") }, "0");
+    bench.slow(Call::Read, "objects", 13_000);
+    bench.outlasts();
+    assert_eq!(bench.process.count, 1);
+    bench.run(90_000);
+    assert_eq!(bench.process.signals, []);
+    bench.run(20_000);
+    assert_eq!(bench.process.signals.first(), Some(&(Child(1), Signal::Term)));
+}
+
+#[test]
+fn nothing_is_published_once_the_lease_is_over() {
+    let (fs, chance) = fresh();
+    let wanted = Manifest { stdout: Some("out".into()), ..manifest("0-9") };
+    let mut bench = with_huge_output(&fs, &chance, &wanted, Limits::default());
+    bench.outside.piece_ms = 10_000;
+    bench.rule(Rule::new(Call::Sync, libc::EIO).on("store/log"));
+    let exit = bench.run(60_000).or_else(|| bench.run(1_000));
+    assert_eq!(exit.map(|exit| exit.code), Some(EXIT_FENCED));
+    assert!(bench.outside.files.is_empty());
+    assert!(bench.clock.boot() < Duration::from_secs(1_000 + 200), "the copy ends with the lease");
+    let tries = fs.counts().of(Call::Create);
+    assert!(tries < 60, "{tries} segments were tried");
+}
+
+/// An observer may have read a line long before its sync succeeds, and counts silence from then.
+#[test]
+fn the_lease_is_proved_by_lines_that_nobody_has_read_before() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&manifest("0-9"), "0");
+    bench.run(100);
+    bench.rule(Rule::new(Call::Sync, libc::EIO).on("store/log"));
+    bench.run(60_000);
+    let before = bench.lines().len();
+    bench.fs.inner().heal();
+    let beats = bench.keeper.beats;
+    while bench.keeper.beats == beats {
+        bench.run(1_000);
+    }
+    let news = &bench.lines()[before..];
+    assert!(matches!(news.first(), Some(Line::Beat { .. })), "{news:?}");
+}
+
+#[test]
+fn a_worker_whose_keeper_is_gone_waits_for_its_tasks_without_hurry() {
+    let (fs, chance) = fresh();
+    let mut bench = Bench::new(&fs, &chance, options());
+    bench.give(&manifest("0-9"), "0-1");
+    bench.run(100);
+    let calls = fs.counts();
+    let mut steps = 0;
+    let exit = loop {
+        let Some(mut worker) = bench.worker.take() else { panic!("there is a worker") };
+        bench.with(|world| worker.lose_keeper(world));
+        bench.worker = Some(worker);
+        let step = bench.step();
+        steps += 1;
+        if step.over.is_some() {
+            break step.over;
+        }
+        bench.clock.pass(u64::try_from(step.next.saturating_sub(bench.clock.boot()).as_millis()).unwrap_or(0).max(1));
+    };
+    assert_eq!(
+        exit.map(|exit| exit.code),
+        Some(EXIT_FENCED),
+        "its tasks cannot be ended, and it does not wait for ever"
+    );
+    assert!(steps <= 60, "{steps} steps");
+    assert_eq!(bench.process.signals, [(Child(1), Signal::Kill), (Child(2), Signal::Kill)], "once each");
+    assert_eq!((fs.counts() - calls).total(), 0);
 }
 
 #[test]

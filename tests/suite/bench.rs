@@ -233,6 +233,7 @@ macro_rules! world {
             outside: $outside,
             is_member: &|_, _| false,
             can_progress: &mut || Some(true),
+            proved: &mut |_| {},
         }
     };
 }
