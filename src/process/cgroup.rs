@@ -4,28 +4,43 @@
 //! - Everything here is best effort: where the hierarchy is not writable, tasks run without a limit and are only accounted.
 //! - Only tasks with a memory limit get a group of their own, since moving a process into one costs milliseconds.
 //! - A child is moved right after its start; what it forked before that stays outside and is found by the process tree instead.
+//! - A worker keeps its group locked as long as it lives, so that others can tell the empty group of a dead one, which they
+//!   remove, from one that is only empty at the moment.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Dir, FlockOperation, Mode, OFlags};
 
 use super::tree;
+use crate::protocol::id::WorkerId;
+
+/// The names of groups begin so; the worker's id follows.
+const PREFIX: &str = "fq-";
+/// How often a group is made that another worker takes for a dead one's before it is locked.
+const TRIES_MAX: u32 = 3;
 
 /// The control group of one worker, below the one that the worker runs in. Removed when dropped, if nothing is left in it.
 #[derive(Debug)]
 pub struct WorkerCgroup {
     dir: PathBuf,
+    /// Holds the lock.
+    _lock: OwnedFd,
 }
 
 impl WorkerCgroup {
-    /// Makes the group `fq-<wid>`, if the hierarchy is writable and can limit memory there.
+    /// Makes the group `fq-<wid>`, if the hierarchy is writable and can limit memory there. Removes those that workers which were
+    /// killed have left empty.
     pub fn create(wid: &str) -> Option<Self> {
         let above = own_group("cgroup2")?;
         // Refused while processes are in that group itself (except the root); then it had to be switched on for us.
         let _ = put(&above.join("cgroup.subtree_control"), b"+memory");
-        let dir = above.join(format!("fq-{wid}"));
-        rustix::fs::mkdir(&dir, Mode::RWXU | Mode::RGRP | Mode::XGRP).ok()?;
-        let group = Self { dir };
+        sweep(&above);
+        let dir = above.join(format!("{PREFIX}{wid}"));
+        let group = (0..TRIES_MAX).find_map(|_| {
+            rustix::fs::mkdir(&dir, Mode::RWXU | Mode::RGRP | Mode::XGRP).ok()?;
+            Some(Self { dir: dir.clone(), _lock: lock(&dir)? })
+        })?;
         put(&group.dir.join("cgroup.subtree_control"), b"+memory").then_some(group)
     }
 
@@ -45,6 +60,41 @@ impl Drop for WorkerCgroup {
     fn drop(&mut self) {
         let _ = rustix::fs::rmdir(&self.dir);
     }
+}
+
+/// Opens and locks a directory; `None` if somebody else has locked it.
+fn lock(dir: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::empty()).ok()?;
+    rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
+    Some(fd)
+}
+
+/// Removes the groups in `above` of workers that are no more, as far as nothing is left in them: only an empty group can be
+/// removed.
+fn sweep(above: &Path) {
+    for name in directories(above) {
+        if name.strip_prefix(PREFIX).is_none_or(|wid| wid.parse::<WorkerId>().is_err()) {
+            continue;
+        }
+        let dir = above.join(&name);
+        let Some(_lock) = lock(&dir) else { continue };
+        for task in directories(&dir).into_iter().filter(|name| name.starts_with("task-")) {
+            let _ = rustix::fs::rmdir(dir.join(task));
+        }
+        let _ = rustix::fs::rmdir(&dir);
+    }
+}
+
+/// The names of the directories in `dir`; none if it cannot be read.
+fn directories(dir: &Path) -> Vec<String> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(fd) = rustix::fs::open(dir, flags, Mode::empty()) else { return Vec::new() };
+    let entries = Dir::new(fd).into_iter().flatten().flatten();
+    let names = entries
+        .filter(|entry| entry.file_type().is_dir())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name != "." && name != "..").collect()
 }
 
 /// The control group of one task. Removed when dropped, if nothing is left in it.
@@ -180,6 +230,31 @@ mod tests {
         assert_eq!(found("cgroup2"), Some(PathBuf::from("/sys/fs/cgroup/unified/user.slice/a")));
         assert_eq!(found("memory"), Some(PathBuf::from("/sys/fs/cgroup/memory/job_7")));
         assert_eq!(found("cpu"), None);
+    }
+
+    #[test]
+    fn only_empty_groups_of_dead_workers_are_removed() {
+        let above = tempfile::tempdir().unwrap();
+        let wid = |n| format!("{PREFIX}n1~000000000000000{n}");
+        for name in ["", "/task-1", "/task-2"] {
+            std::fs::create_dir(above.path().join(wid(1) + name)).unwrap();
+        }
+        std::fs::create_dir_all(above.path().join(wid(2) + "/task-1/full")).unwrap();
+        for name in [&wid(3), "fq-other", "other"] {
+            std::fs::create_dir(above.path().join(name)).unwrap();
+        }
+        let living = lock(&above.path().join(wid(3)));
+        assert!(living.is_some());
+        let left = || {
+            let mut left = directories(above.path());
+            left.sort();
+            left
+        };
+        sweep(above.path());
+        assert_eq!(left(), [wid(2), wid(3), "fq-other".into(), "other".into()]);
+        drop(living);
+        sweep(above.path());
+        assert_eq!(left(), [wid(2), "fq-other".into(), "other".into()]);
     }
 
     #[test]
