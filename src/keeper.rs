@@ -1,5 +1,6 @@
 //! The keeper: the process that `fq worker` is at first. It starts the worker proper, outlives it, and lets go of the worker's
-//! lock only when the worker and every process of its jobs are gone.
+//! lock only when the worker and every process of its jobs are gone. After a worker that lost its right to go on it starts a new
+//! one, with pauses that grow.
 //!
 //! Invariants:
 //! - The keeper never touches the file system, so a hung mount cannot hold it up.
@@ -7,14 +8,18 @@
 //! - The keeper lets go after nothing is left below it that it can end. It is a subreaper, so nothing gets out from below it.
 //! - If the keeper dies, the worker learns it by the end of the [`Link`], ends its jobs and then itself.
 //! - A beat is never lost and never blocks: it adds to a counter in the kernel, however long the keeper does not run.
+//! - A new worker begins only when nothing of the one before is left and its lock was let go.
+//! - Only a worker that was fenced has a successor, and only if nobody had told it to end.
 //!
 //! The two are joined by a pair of local sockets and a counter; nothing else in the system can reach either.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,15 +31,21 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::clock::{Clock, HostClock};
+use crate::clock::{Chance, Clock, HostClock};
+use crate::fs::{Call, FsError};
 use crate::process::{self, Reaped, Sent, Signals, Status};
 
 /// The variable that names the worker's end of the link.
 const VARIABLE: &str = "FQ_KEEPER_FD";
 
-/// The exit code of a worker that was ended because its beats stopped.
+/// The exit code of a worker that lost its right to go on, by its own judgement or because its beats stopped.
 pub const EXIT_SELF_FENCED: i32 = 4;
 
+/// The first and the longest pause before a new worker begins.
+pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A worker that was there for so long has left the trouble of the one before behind: pauses begin anew.
+const CALM: Duration = Duration::from_secs(600);
 /// How often the keeper looks again where nothing tells it.
 const PACE: Duration = Duration::from_millis(100);
 /// The longest wait while beats are awaited: waits do not count the time of a suspended host, beats do.
@@ -42,9 +53,15 @@ const FENCE_PACE: Duration = Duration::from_secs(1);
 
 /// From keeper to worker, with the counter of beats.
 const HELLO: &[u8] = b"hello";
+/// From worker to keeper, before the first beat, with milliseconds: the age of the newest beat at which the worker is ended.
+const LIMIT: &[u8] = b"limit";
 /// From worker to keeper, with the descriptor of a lock.
 const LOCK: &[u8] = b"lock";
-/// From worker to keeper: an orderly end has begun.
+/// From worker to keeper: it cannot begin, for a reason that may pass.
+const NOT_YET: &[u8] = b"not yet";
+/// From worker to keeper: it was told to end, and is not to be replaced.
+const LEAVING: &[u8] = b"leaving";
+/// From worker to keeper: its end has begun.
 const BYE: &[u8] = b"bye";
 
 /// What a keeper is to do.
@@ -52,33 +69,169 @@ const BYE: &[u8] = b"bye";
 pub struct KeeperOptions {
     /// The worker's program, usually the path of this very executable, and its arguments. Never empty.
     pub worker_argv: Vec<OsString>,
-    /// The age of the newest durable beat at which the worker and its jobs are ended, on the boot clock.
-    pub self_fence: Duration,
+    /// The first and the longest pause before a new worker begins, usually [`BACKOFF`].
+    pub backoff: (Duration, Duration),
+    /// From this boot time on no new worker begins.
+    pub until: Option<Duration>,
 }
 
-/// Starts the worker and watches over it until it and all of its processes are gone; returns its exit code.
+/// A new worker is to begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Again {
+    /// Why.
+    pub why: Why,
+    /// After which pause.
+    pub pause: Duration,
+}
+
+/// Why a new worker is to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The one before gave no sign of life for so long, and was ended.
+    Silent(Duration),
+    /// The one before ended because it had no right to go on, and has said so.
+    Fenced,
+    /// The one before could not begin, for a reason that may pass, and has said which.
+    NotYet,
+}
+
+impl fmt::Display for Again {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.why {
+            Why::Silent(limit) => {
+                write!(
+                    f,
+                    "the worker gave no sign of life for {} s and was ended with all of its tasks",
+                    limit.as_secs()
+                )?;
+            }
+            Why::Fenced => f.write_str("the worker lost its right to go on and was ended with all of its tasks")?,
+            Why::NotYet => f.write_str("no worker can begin yet")?,
+        }
+        let what = if self.why == Why::NotYet {
+            "the next try is"
+        } else {
+            "the queue gives them out again; a new worker begins"
+        };
+        write!(f, "; {what} in {} s", self.pause.as_secs_f32().ceil())
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// The last worker ended with this exit code.
+    Worker(i32),
+    /// The keeper was told to end between two workers.
+    Asked,
+    /// Between two workers no new one was to begin any more.
+    Late,
+}
+
+/// Starts a worker and watches over it until it and all of its processes are gone, then over its successor as long as there is
+/// to be one.
+///
+/// A worker has a successor if it was fenced, unless it was told to end, or could not begin after one that was. `again` is told
+/// of each before the pause, when nothing of the one before is left, and may prepare what the next one needs.
 ///
 /// A worker ended by signal n gives 128+n, one whose beats stopped [`EXIT_SELF_FENCED`]. `SIGTERM`, `SIGINT`, `SIGHUP` and
-/// `SIGUSR1` are passed on. The worker is in a process group of its own, so that a key pressed at the terminal reaches it once.
+/// `SIGUSR1` are passed on; between two workers each of them is the end. The worker is in a process group of its own, so that a
+/// key pressed at the terminal reaches it once.
 ///
 /// Processes that took on another user's rights cannot be ended and are not waited for. To be called in a process that has no
-/// other children and a single thread. Fails only if the worker could not be started.
-pub fn run(options: &KeeperOptions) -> io::Result<i32> {
+/// other children and a single thread. Fails only if a worker could not be started, or `again` fails.
+pub fn run(
+    options: &KeeperOptions,
+    chance: &dyn Chance,
+    again: &mut dyn FnMut(&Again) -> io::Result<()>,
+) -> io::Result<Over> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let signals = Signals::catch()?;
-    let mut keeper = Keeper::start(options)?;
-    let reaped = keeper.watch(options.self_fence, signals);
-    // The worker may have handed over its lock with its last breath.
-    keeper.read_link();
-    end_all(None);
-    let code = match reaped.map(|reaped| reaped.status) {
-        _ if keeper.is_fenced => EXIT_SELF_FENCED,
-        Some(Status::Exit(code)) => code,
-        Some(Status::Signal(number)) => 128 + number,
-        None => 255,
-    };
-    drop(keeper);
-    Ok(code)
+    let mut pause = options.backoff.0;
+    let mut is_first = true;
+    loop {
+        let begun = HostClock.boot();
+        let ended = match Keeper::start(&options.worker_argv) {
+            Ok(keeper) => keeper.outlive(signals),
+            Err(error) if !is_first && may_pass(&error) => Ended { may_pass: true, ..Ended::default() },
+            Err(error) => return Err(error),
+        };
+        let why = match ended.judge(is_first) {
+            Next::Over(over) => return Ok(over),
+            Next::Again(why) => why,
+        };
+        if HostClock.boot().saturating_sub(begun) >= CALM {
+            pause = options.backoff.0;
+        }
+        let news = Again { why, pause: chance.jitter(pause) };
+        again(&news)?;
+        if let Some(over) = rest(news.pause, options.until, signals) {
+            return Ok(over);
+        }
+        pause = (pause * 2).min(options.backoff.1);
+        is_first = false;
+    }
+}
+
+/// Waits between two workers; says what ends that for good.
+fn rest(pause: Duration, until: Option<Duration>, signals: Signals) -> Option<Over> {
+    let end = HostClock.boot() + pause;
+    loop {
+        if !signals.take().is_empty() {
+            return Some(Over::Asked);
+        }
+        let now = HostClock.boot();
+        if until.is_some_and(|until| now >= until) {
+            return Some(Over::Late);
+        }
+        if now >= end {
+            return None;
+        }
+        let mut fds = [PollFd::new(&signals, PollFlags::IN)];
+        let pace = FENCE_PACE.min(end.min(until.unwrap_or(end)).saturating_sub(now));
+        // Interrupted or not: everything is looked at afterwards.
+        let _ = rustix::event::poll(&mut fds, Some(&timespec(pace)));
+    }
+}
+
+/// Whether what kept a process from being started may pass by itself: the program may lie on the storage that is in trouble.
+fn may_pass(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(|errno| FsError::new(Call::Open, Path::new(""), errno).may_pass())
+}
+
+/// How a worker ended, as its keeper has seen it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ended {
+    code: i32,
+    /// It was ended because it gave no sign of life for so long.
+    silent: Option<Duration>,
+    /// It had begun: it gave at least one beat.
+    has_begun: bool,
+    /// It said that it could not begin for a reason that may pass.
+    may_pass: bool,
+    /// It was told to end.
+    is_asked: bool,
+}
+
+/// What follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Over(Over),
+    Again(Why),
+}
+
+impl Ended {
+    fn judge(self, is_first: bool) -> Next {
+        let had_trouble = !is_first && !self.has_begun;
+        match self.silent {
+            _ if self.is_asked && had_trouble => Next::Over(Over::Asked),
+            _ if self.is_asked => Next::Over(Over::Worker(self.code)),
+            Some(limit) => Next::Again(Why::Silent(limit)),
+            None if self.code == EXIT_SELF_FENCED => Next::Again(Why::Fenced),
+            None if had_trouble && self.may_pass => Next::Again(Why::NotYet),
+            None => Next::Over(Over::Worker(self.code)),
+        }
+    }
 }
 
 /// The keeper's state.
@@ -92,18 +245,22 @@ struct Keeper {
     beats: OwnedFd,
     /// Boot time of the newest durable beat in milliseconds; 0 before the first.
     beat_ms: u64,
+    /// The age of the newest beat at which the worker is ended.
+    limit: Duration,
     has_bye: bool,
+    may_pass: bool,
+    is_asked: bool,
     is_fenced: bool,
     locks: Vec<OwnedFd>,
 }
 
 impl Keeper {
-    fn start(options: &KeeperOptions) -> io::Result<Self> {
+    fn start(worker_argv: &[OsString]) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (socket, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let beats = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         send(&socket, HELLO, Some(beats.as_fd()))?;
-        let worker = process::start_worker(&options.worker_argv, VARIABLE, theirs)?;
+        let worker = process::start_worker(worker_argv, VARIABLE, theirs)?;
         let pidfd = to_pid(worker).and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
         Ok(Self {
             worker,
@@ -112,14 +269,40 @@ impl Keeper {
             is_linked: true,
             beats,
             beat_ms: 0,
+            limit: Duration::MAX,
             has_bye: false,
+            may_pass: false,
+            is_asked: false,
             is_fenced: false,
             locks: Vec::new(),
         })
     }
 
+    /// Watches over the worker until nothing of it is left, and lets go of its lock.
+    fn outlive(mut self, signals: Signals) -> Ended {
+        let reaped = self.watch(signals);
+        // It may have handed over its lock with its last breath.
+        self.read_link();
+        self.read_beats();
+        end_all(None);
+        self.is_asked |= !signals.take().is_empty();
+        let code = match reaped.map(|reaped| reaped.status) {
+            _ if self.is_fenced => EXIT_SELF_FENCED,
+            Some(Status::Exit(code)) => code,
+            Some(Status::Signal(number)) => 128 + number,
+            None => 255,
+        };
+        Ended {
+            code,
+            silent: self.is_fenced.then_some(self.limit),
+            has_begun: self.beat_ms > 0,
+            may_pass: self.may_pass,
+            is_asked: self.is_asked,
+        }
+    }
+
     /// Watches until the worker has ended, and ends it if it stops giving signs of life.
-    fn watch(&mut self, self_fence: Duration, signals: Signals) -> Option<Reaped> {
+    fn watch(&mut self, signals: Signals) -> Option<Reaped> {
         loop {
             match process::reap(self.worker) {
                 Ok(Some(reaped)) => return Some(reaped),
@@ -127,13 +310,14 @@ impl Keeper {
                 Err(_) => return None,
             }
             for signal in signals.take() {
+                self.is_asked = true;
                 if let (Some(pid), Some(signal)) = (to_pid(self.worker), Signal::from_named_raw(signal.number())) {
                     let _ = rustix::process::kill_process(pid, signal);
                 }
             }
             self.read_link();
             self.read_beats();
-            self.is_fenced |= is_overdue(self.beat_ms, self.has_bye, HostClock.boot(), self_fence);
+            self.is_fenced |= is_overdue(self.beat_ms, self.has_bye, HostClock.boot(), self.limit);
             if self.is_fenced {
                 // Also the jobs at once: a worker that hangs in the file system may not die for long.
                 end_all(Some(self.worker));
@@ -157,11 +341,23 @@ impl Keeper {
     fn read_link(&mut self) {
         while self.is_linked {
             match receive(&self.socket) {
-                Ok(Some((text, fd))) if text == LOCK => self.locks.extend(fd),
-                Ok(Some((text, _))) => self.has_bye |= text == BYE,
+                Ok(Some((text, fd))) => self.hear(&text, fd),
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
                 Ok(None) | Err(_) => self.is_linked = false,
+            }
+        }
+    }
+
+    fn hear(&mut self, text: &[u8], fd: Option<OwnedFd>) {
+        match text {
+            LOCK => self.locks.extend(fd),
+            NOT_YET => self.may_pass = true,
+            LEAVING => self.is_asked = true,
+            BYE => self.has_bye = true,
+            _ => {
+                let ms = text.strip_prefix(LIMIT).and_then(|ms| ms.try_into().ok()).map(u64::from_ne_bytes);
+                self.limit = ms.map_or(self.limit, Duration::from_millis);
             }
         }
     }
@@ -236,9 +432,14 @@ impl Link {
         }
     }
 
+    /// Asks the keeper to end the worker and its jobs as soon as the newest beat is older than `self_fence` on the boot clock. To
+    /// be said before the first beat; before that nothing is ended. Fails if the keeper is gone.
+    pub fn limit(&self, self_fence: Duration) -> io::Result<()> {
+        let ms = u64::try_from(self_fence.as_millis()).unwrap_or(u64::MAX);
+        send(&self.socket, &[LIMIT, &ms.to_ne_bytes()].concat(), None).map_err(io::Error::from)
+    }
+
     /// Says that a beat written at boot time `boot` is durable. Never blocks; an older time than before changes nothing.
-    ///
-    /// From the first beat on the keeper ends the worker and its jobs when the newest is older than its limit.
     pub fn beat(&self, boot: Duration) {
         let now = u64::try_from(boot.as_millis()).unwrap_or(u64::MAX);
         let before = self.beat_ms.fetch_max(now, Ordering::SeqCst);
@@ -248,7 +449,17 @@ impl Link {
         }
     }
 
-    /// Says that the worker ends in order, so that missing beats no longer mean anything.
+    /// Says that the worker cannot begin, for a reason that may pass: where one was fenced before, another try is worth it.
+    pub fn not_yet(&self) {
+        let _ = send(&self.socket, NOT_YET, None);
+    }
+
+    /// Says that the worker was told to end: whatever becomes of it, it is not to be replaced.
+    pub fn leaving(&self) {
+        let _ = send(&self.socket, LEAVING, None);
+    }
+
+    /// Says that the worker ends by itself, so that missing beats no longer mean anything.
     pub fn bye(&self) {
         // If the keeper is gone there is nobody to tell.
         let _ = send(&self.socket, BYE, None);
@@ -340,6 +551,7 @@ mod tests {
     use fs2::FileExt;
 
     use super::*;
+    use crate::clock::HostChance;
     use crate::process::{Caught, HostProcess, Launch, Process, Stdin};
 
     #[test]
@@ -357,10 +569,33 @@ mod tests {
     fn role() {
         let Some(dir) = std::env::var_os("FQ_TEST_ROLE_DIR").map(PathBuf::from) else { return };
         let code = match Link::from_env() {
-            None => run(&KeeperOptions { worker_argv: role_argv(), self_fence: Duration::from_secs(60) }).unwrap(),
+            None => keeper(&dir),
             Some(link) => worker(&link, &dir),
         };
         std::process::exit(code);
+    }
+
+    /// Says when a new worker is to begin, and ends with the code of the last one, or 100 where there was none.
+    fn keeper(dir: &Path) -> i32 {
+        let pause = if behaviour(dir) == "be fenced for long" { 1_000_000 } else { 1 };
+        let backoff = (Duration::from_millis(pause), Duration::from_millis(pause * 4));
+        let options = KeeperOptions { worker_argv: role_argv(), backoff, until: None };
+        let over = run(&options, &HostChance, &mut |again| writeln!(io::stdout(), "again: {:?}", again.why));
+        match over.unwrap() {
+            Over::Worker(code) => code,
+            Over::Asked | Over::Late => 100,
+        }
+    }
+
+    fn behaviour(dir: &Path) -> String {
+        std::fs::read_to_string(dir.join("behaviour")).unwrap()
+    }
+
+    /// Counts the workers that began, this one included.
+    fn number(dir: &Path) -> usize {
+        let mut file = File::options().append(true).create(true).open(dir.join("begun")).unwrap();
+        file.write_all(b"x").unwrap();
+        std::fs::read(dir.join("begun")).unwrap().len()
     }
 
     fn role_argv() -> Vec<OsString> {
@@ -369,12 +604,23 @@ mod tests {
         std::iter::once(program).chain(words.map(OsString::from)).collect()
     }
 
-    /// Takes the lock, starts a job with a daemon, says so, and does what `behaviour` says.
+    /// Takes the lock, starts a job with a daemon, says so, and does what `behaviour` says. The second worker cannot begin, the
+    /// third one takes the lock and ends.
     fn worker(link: &Link, dir: &Path) -> i32 {
         let signals = Signals::catch().unwrap();
+        let number = number(dir);
+        if number == 2 {
+            link.not_yet();
+            return 75;
+        }
+        link.limit(Duration::from_secs(60)).unwrap();
         let lock = File::options().read(true).write(true).open(dir.join("lock")).unwrap();
         FileExt::try_lock_exclusive(&lock).unwrap();
         link.lock_fd(&lock).unwrap();
+        if number == 3 {
+            link.beat(HostClock.boot());
+            return 7;
+        }
         let mut process = HostProcess::new().unwrap();
         let argv = ["/bin/sh", "-c", "setsid sleep 1000 & exec sleep 1000"].map(|word| word.as_bytes().to_vec());
         let launch = Launch {
@@ -394,9 +640,17 @@ mod tests {
         let daemon = process::descendants(&[started.group.pid])[0].pid;
         let line = format!("ready {} {} {daemon}\n", std::process::id(), started.group.pid);
         io::stdout().write_all(line.as_bytes()).unwrap();
-        match std::fs::read_to_string(dir.join("behaviour")).unwrap().as_str() {
+        match behaviour(dir).as_str() {
             "exit" => std::process::exit(7),
             "hang" => link.beat(Duration::from_millis(1)),
+            "leave and hang" => {
+                link.leaving();
+                link.beat(Duration::from_millis(1));
+            }
+            "be fenced" | "be fenced for long" => {
+                link.beat(HostClock.boot());
+                std::process::exit(EXIT_SELF_FENCED);
+            }
             "beat" => link.beat(HostClock.boot()),
             _ => {}
         }
@@ -456,9 +710,15 @@ mod tests {
 
         /// Waits for the keeper's end, and for that of all others who hold its output.
         fn end(&mut self) -> Option<i32> {
+            self.end_with_news().0
+        }
+
+        /// The same; also returns why new workers were to begin.
+        fn end_with_news(&mut self) -> (Option<i32>, Vec<String>) {
             let code = self.keeper.wait().unwrap().code();
-            self.output.read_to_end(&mut Vec::new()).unwrap();
-            code
+            let mut text = String::new();
+            self.output.read_to_string(&mut text).unwrap();
+            (code, text.lines().filter_map(|line| line.strip_prefix("again: ")).map(str::to_owned).collect())
         }
 
         fn is_over(&self) -> bool {
@@ -493,9 +753,62 @@ mod tests {
 
     #[test]
     fn a_worker_whose_beats_stopped_is_ended_with_its_jobs() {
-        let mut scene = Scene::new("hang");
-        assert_eq!(scene.end(), Some(EXIT_SELF_FENCED));
+        let mut scene = Scene::new("leave and hang");
+        assert_eq!(scene.end_with_news(), (Some(EXIT_SELF_FENCED), Vec::new()));
         assert!(scene.is_over());
+    }
+
+    /// The third worker would not get the lock if anything of the first were left.
+    #[test]
+    fn a_fenced_worker_has_a_successor_when_everything_of_it_is_gone() {
+        for (behaviour, why) in [("hang", "Silent(60s)"), ("be fenced", "Fenced")] {
+            let mut scene = Scene::new(behaviour);
+            assert_eq!(scene.end_with_news(), (Some(7), vec![why.to_owned(), "NotYet".to_owned()]));
+            assert!(scene.is_over());
+        }
+    }
+
+    #[test]
+    fn between_two_workers_a_signal_is_the_end() {
+        let mut scene = Scene::new("be fenced for long");
+        let mut line = String::new();
+        while !line.contains("again") {
+            line.clear();
+            assert!(scene.output.read_line(&mut line).unwrap() > 0, "nothing was to begin again");
+        }
+        Scene::send(scene.keeper.id(), Signal::USR1);
+        assert_eq!(scene.end(), Some(100));
+        assert!(scene.is_over());
+    }
+
+    #[test]
+    fn between_two_workers_the_time_for_new_ones_may_run_out() {
+        let now = HostClock.boot();
+        let signals = Signals::catch().unwrap();
+        assert_eq!(rest(Duration::from_secs(1000), Some(now), signals), Some(Over::Late));
+        assert_eq!(rest(Duration::ZERO, Some(now + Duration::from_secs(1000)), signals), None);
+    }
+
+    #[test]
+    fn only_a_fenced_worker_that_nobody_told_to_end_has_a_successor() {
+        let begun = Ended { has_begun: true, ..Ended::default() };
+        let over = |code| Next::Over(Over::Worker(code));
+        for is_first in [true, false] {
+            assert_eq!(begun.judge(is_first), over(0));
+            assert_eq!(Ended { code: 137, ..begun }.judge(is_first), over(137), "killed");
+            assert_eq!(Ended { code: 75, may_pass: true, ..begun }.judge(is_first), over(75), "it had begun");
+            assert_eq!(Ended { code: 4, ..begun }.judge(is_first), Next::Again(Why::Fenced));
+            assert_eq!(Ended { code: 4, is_asked: true, ..begun }.judge(is_first), over(4));
+            let limit = Duration::from_secs(120);
+            let silent = Ended { code: 4, silent: Some(limit), ..begun };
+            assert_eq!(silent.judge(is_first), Next::Again(Why::Silent(limit)));
+            assert_eq!(Ended { is_asked: true, ..silent }.judge(is_first), over(4));
+        }
+        let not_yet = Ended { code: 75, may_pass: true, ..Ended::default() };
+        assert_eq!(not_yet.judge(true), over(75), "the first one tells its caller");
+        assert_eq!(not_yet.judge(false), Next::Again(Why::NotYet));
+        assert_eq!(Ended { is_asked: true, ..not_yet }.judge(false), Next::Over(Over::Asked));
+        assert_eq!(Ended { may_pass: false, ..not_yet }.judge(false), over(75));
     }
 
     /// The job is the worker's to end; whatever escapes it then, nobody else on this host may be hurt.

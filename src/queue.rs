@@ -436,6 +436,14 @@ pub enum QueueError {
 }
 
 impl QueueError {
+    /// Whether it may be gone later although nobody changes anything in the queue; see [`FsError::may_pass`].
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::NoQueue { source, .. } | Self::Init { source, .. } | Self::Fs { source, .. } => source.may_pass(),
+            _ => false,
+        }
+    }
+
     /// What a person can do about it, if that is known.
     pub fn hint(&self) -> Option<String> {
         match self {

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fq::clock::{Chance as _, HostChance};
+use fq::clock::{Chance as _, Clock as _, HostChance, HostClock};
 use fq::fs::outside::HostOutside;
-use fq::keeper::{self, KeeperOptions, Link};
+use fq::keeper::{self, KeeperOptions, Link, Over};
 use fq::node::{self, WorkerFailure, WorkerSetup};
 use fq::process::ThisHost;
 use fq::protocol::id::Nonce;
-use fq::protocol::record::Limits;
+use fq::queue::Queue;
 
 use super::error::{Failure, Plain};
 use super::place::{Place, group_id, user_id};
@@ -24,6 +24,7 @@ Examples:
   srun fq worker --dir /scratch/me/q -c 32 --lifetime 3:50:00
 
 TERM hands running tasks back to the queue and ends; USR1 finishes what runs, then ends.
+Storage that takes nothing for minutes ends the tasks that run; when it is back a new worker begins by itself.
 Any number of workers may run, on any hosts that see the directory, started in any order.";
 
 /// Runs tasks of a queue until it is told to end
@@ -59,6 +60,9 @@ pub(crate) struct Args {
     /// Where scratch directories are made; the keeper says so, and removes it when the worker is gone
     #[arg(long, hide = true)]
     scratch: Option<PathBuf>,
+    /// Since when the lifetime is counted, in milliseconds of the boot clock; the keeper says so, whose workers share it
+    #[arg(long, hide = true)]
+    since: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,27 +90,48 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 }
 
-/// Starts the worker proper and watches over it.
+/// Starts the worker proper and watches over it, and over its successors.
 fn keep(args: &Args) -> Outcome {
-    let queue = args.place.open()?;
-    let limits = queue.limits()?;
+    let begun = HostClock.boot();
+    args.place.open()?.limits()?;
     let broken =
         |error: &std::io::Error| Failure::new(exit::FQ_FAILED, "cannot start the worker").because(&Plain(error));
     let program = std::env::current_exe().map_err(|e| broken(&e))?;
     let name = Nonce(HostChance.bits()).to_string();
     let scratch = HostOutside::make_scratch(&std::env::temp_dir(), &name).map_err(|e| broken(&e))?;
     let argv = std::iter::once(program.into_os_string()).chain(std::env::args_os().skip(1));
-    let worker_argv: Vec<OsString> = argv.chain(["--scratch".into(), scratch.clone().into_os_string()]).collect();
-    let options = KeeperOptions { worker_argv, self_fence: Limits::span(limits.self_fence_ms) };
-    drop(queue);
-    let ended = keeper::run(&options);
+    let since = begun.as_millis().to_string();
+    let more: [OsString; 4] = ["--scratch".into(), scratch.clone().into_os_string(), "--since".into(), since.into()];
+    let options = KeeperOptions {
+        worker_argv: argv.chain(more).collect(),
+        backoff: keeper::BACKOFF,
+        until: args.lifetime.map(|span| begun + span),
+    };
+    let over = keeper::run(&options, &HostChance, &mut |again| {
+        out::remark(&again.to_string());
+        HostOutside::renew_scratch(&scratch)
+    });
     HostOutside::remove_scratch(&scratch);
-    let code = ended.map_err(|e| broken(&e))?;
-    Ok(u8::try_from(code).unwrap_or(exit::FQ_FAILED))
+    match over.map_err(|e| broken(&e))? {
+        Over::Worker(code) => Ok(u8::try_from(code).unwrap_or(exit::FQ_FAILED)),
+        Over::Asked => {
+            out::remark("ends: it was asked to while no worker ran");
+            Ok(exit::OK)
+        }
+        Over::Late => {
+            out::remark("ends: its lifetime is over");
+            Ok(exit::OK)
+        }
+    }
 }
 
 fn work(args: &Args, link: &Link) -> Outcome {
-    let queue = Arc::new(args.place.open()?);
+    let not_yet = |may_pass: bool| {
+        if may_pass {
+            link.not_yet();
+        }
+    };
+    let queue = Arc::new(Queue::open(args.place.dir()?).inspect_err(|error| not_yet(error.may_pass()))?);
     let (mut trusted, mut trusted_group) = (Vec::new(), None);
     for who in &args.trust {
         match who.strip_prefix('@') {
@@ -129,14 +154,24 @@ fn work(args: &Args, link: &Link) -> Outcome {
         once: args.once,
         until_empty: args.until_empty,
         idle_timeout: args.idle_timeout,
-        lifetime: args.lifetime,
+        lifetime: args.lifetime.map(|span| {
+            let since = args.since.map_or(HostClock.boot(), Duration::from_millis);
+            (since + span).saturating_sub(HostClock.boot())
+        }),
         env: node::own_environment(),
         scratch: args.scratch.clone().unwrap_or_else(std::env::temp_dir),
         bin,
     };
     let keeper = ThisHost::new().ok().and_then(|host| host.parent());
     let over = node::run_worker(&queue, &setup, Some(link), keeper, out::remark).map_err(|failure| match failure {
-        WorkerFailure::Files(error) => Failure::files("cannot start a worker", &error),
+        WorkerFailure::Files(error) => {
+            not_yet(error.may_pass());
+            Failure::files("cannot start a worker", &error)
+        }
+        WorkerFailure::Limits(error) => {
+            not_yet(error.may_pass());
+            Failure::from(error)
+        }
         WorkerFailure::Queue(halt) => Failure::new(exit::NOT_A_QUEUE, halt.to_string()).hint("`fq fsck` tells more"),
         WorkerFailure::Host(why) => Failure::new(exit::FQ_FAILED, why),
     })?;

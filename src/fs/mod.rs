@@ -324,6 +324,14 @@ impl FsError {
             && matches!(self.kind, ErrorKind::NoSpace | ErrorKind::ReadOnly | ErrorKind::Denied | ErrorKind::Planted)
     }
 
+    /// Whether the same call may succeed later although nobody changes anything in the queue: the disk is full or broken, the
+    /// server away, the mount read-only since an error.
+    pub fn may_pass(&self) -> bool {
+        let is_passing =
+            matches!(self.kind, ErrorKind::NoSpace | ErrorKind::ReadOnly | ErrorKind::Disconnected | ErrorKind::Io);
+        is_passing || self.errno == libc::ESTALE
+    }
+
     /// Whether nothing is there under that name, as far as this look can tell.
     pub fn not_found(&self) -> bool {
         self.kind == ErrorKind::NotFound

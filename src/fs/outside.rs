@@ -51,6 +51,12 @@ impl HostOutside {
         Ok(dir)
     }
 
+    /// Makes the scratch directory `dir` anew, without anything that was left in it.
+    pub fn renew_scratch(dir: &Path) -> io::Result<()> {
+        Self::remove_scratch(dir);
+        fs::DirBuilder::new().mode(0o700).create(dir)
+    }
+
     /// Removes a scratch directory with all that is left in it, as far as that is possible.
     pub fn remove_scratch(dir: &Path) {
         let _ = fs::remove_dir_all(dir);

@@ -19,8 +19,8 @@ use crate::process::{Caught, Host, HostProcess, Signals, ThisHost, WorkerCgroup,
 use crate::protocol::frame;
 use crate::protocol::id::{Nonce, WorkerId};
 use crate::protocol::layout;
-use crate::protocol::record::{Request, Requeue, Trust, from_document};
-use crate::queue::Queue;
+use crate::protocol::record::{Limits, Request, Requeue, Trust, from_document};
+use crate::queue::{Queue, QueueError};
 use crate::schedule;
 use crate::state::State;
 use crate::store::Store;
@@ -62,9 +62,11 @@ pub struct WorkerSetup {
 pub enum WorkerFailure {
     /// The queue's files refuse what a worker needs to begin; nobody will use what there is of it.
     Files(FsError),
+    /// The limits cannot be read.
+    Limits(QueueError),
     /// The master beside it can neither lead nor follow any further.
     Queue(Halt),
-    /// The host refuses what a worker needs, or the limits cannot be read.
+    /// The host refuses what a worker needs.
     Host(String),
 }
 
@@ -72,6 +74,7 @@ impl std::fmt::Display for WorkerFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Files(error) => error.fmt(f),
+            Self::Limits(error) => error.fmt(f),
             Self::Queue(halt) => halt.fmt(f),
             Self::Host(why) => f.write_str(why),
         }
@@ -96,7 +99,7 @@ pub fn run_worker(
     let host = ThisHost::new().map_err(|e| broken("cannot tell who this process is", e))?;
     let me = host.me();
     let wid = WorkerId::new(&me.host, Nonce(HostChance.bits()));
-    let limits = queue.limits().map_err(|e| WorkerFailure::Host(e.to_string()))?;
+    let limits = queue.limits().map_err(WorkerFailure::Limits)?;
     let signals = Signals::catch().map_err(|e| broken("cannot catch signals", e))?;
     let mut process = HostProcess::new()
         .map_err(|e| broken("cannot watch processes", e))?
@@ -104,7 +107,9 @@ pub fn run_worker(
         .with_cgroup(WorkerCgroup::create(wid.as_str()));
     process.watch_fd(signals).map_err(|e| broken("cannot watch for signals", e))?;
     if let Some(link) = link {
-        process.watch_fd(link.fd()).map_err(|e| broken("cannot watch the keeper", e))?;
+        // It becomes ready when the keeper is gone, and stays so.
+        process.watch_once(link.fd()).map_err(|e| broken("cannot watch the keeper", e))?;
+        link.limit(Limits::span(limits.self_fence_ms)).map_err(|e| broken("cannot reach the keeper", e))?;
     }
     let kind = queue.fs.mount().kind.clone();
     let options = Options {
@@ -174,7 +179,7 @@ pub fn run_worker(
             waker.wake();
         })
     });
-    let mut is_paused = false;
+    let (mut is_paused, mut is_leaving) = (false, false);
     let exit = loop {
         let step = worker.step(&mut world!());
         if worker.paused().is_some() != is_paused {
@@ -186,6 +191,10 @@ pub fn run_worker(
         }
         if let Some(exit) = step.over {
             break exit;
+        }
+        if worker.is_draining() && !is_leaving {
+            is_leaving = true;
+            link.into_iter().for_each(Link::leaving);
         }
         if link.is_some_and(Link::keeper_gone) {
             worker.lose_keeper(&mut world!());

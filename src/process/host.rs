@@ -58,6 +58,8 @@ pub struct HostProcess {
     next_child: u64,
     waker: Waker,
     watched: Vec<OwnedFd>,
+    /// Descriptors that become ready once and for ever.
+    watched_once: Vec<OwnedFd>,
     /// Whether all children of this process are started or left behind by this value's tasks.
     sole: bool,
     cgroup: Option<WorkerCgroup>,
@@ -156,6 +158,7 @@ impl HostProcess {
             next_child: 1,
             waker: Waker::new()?,
             watched: Vec::new(),
+            watched_once: Vec::new(),
             sole: false,
             cgroup: None,
             out_of_memory: OutOfMemory::watch(),
@@ -200,6 +203,13 @@ impl HostProcess {
         Ok(())
     }
 
+    /// Lets [`HostProcess::wait`] return when `fd` becomes ready for the first time, and forgets it then: for the end of another
+    /// process, which would otherwise end every further wait at once.
+    pub fn watch_once(&mut self, fd: impl AsFd) -> io::Result<()> {
+        self.watched_once.push(fd.as_fd().try_clone_to_owned()?);
+        Ok(())
+    }
+
     /// Counts the children whose end was not reported yet.
     pub fn count(&self) -> usize {
         self.tasks.len()
@@ -215,6 +225,7 @@ impl HostProcess {
         let is_paced = pace.is_some_and(|pace| timeout.is_none_or(|timeout| pace < timeout));
         let timeout = if is_paced { pace } else { timeout };
         let mut fds = vec![PollFd::new(&self.waker.event, PollFlags::IN)];
+        fds.extend(self.watched_once.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         fds.extend(self.watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         fds.extend(self.dying.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         for task in self.tasks.values() {
@@ -226,6 +237,8 @@ impl HostProcess {
             }
         }
         let outcome = rustix::event::poll(&mut fds, timeout.map(timespec).as_ref());
+        let mut are_waiting = fds[1..].iter().map(|fd| fd.revents().is_empty()).collect::<Vec<_>>().into_iter();
+        self.watched_once.retain(|_| are_waiting.next().unwrap_or(true));
         self.waker.reset();
         // An error is an interruption by a signal, or a passing want of memory: let the caller have a look.
         outcome != Ok(0) || is_paced
@@ -1403,5 +1416,19 @@ mod tests {
         assert!(!process.wait(Some(Duration::ZERO)));
         drop(theirs);
         assert!(process.wait(Some(Duration::from_secs(60))));
+    }
+
+    #[test]
+    fn a_descriptor_that_stays_ready_ends_one_wait_only() {
+        let mut process = HostProcess::new().unwrap();
+        let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (others, _kept) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+        process.watch_once(&others).unwrap();
+        process.watch_once(&ours).unwrap();
+        assert!(!process.wait(Some(Duration::ZERO)));
+        drop(theirs);
+        let ends = (0..1000).filter(|_| process.wait(Some(Duration::ZERO))).count();
+        assert_eq!(ends, 1);
+        assert_eq!(process.watched_once.len(), 1, "the other one is watched still");
     }
 }

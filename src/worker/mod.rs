@@ -264,29 +264,12 @@ pub struct Worker {
 impl Worker {
     /// Begins a new incarnation: makes its namespace and journal, takes its lock, says `HELLO`, gives the first sign of life.
     ///
-    /// On return all of it is durable. After an error nobody will use what there is of the namespace.
+    /// On return all of it is durable. After an error nobody will use what there is of the namespace; most of it is removed, for
+    /// there may be many tries on a full disk.
     pub fn start(world: &mut World<'_, '_>, options: Options) -> Result<Self, StartError> {
         let (fs, wid) = (world.fs, options.wid.clone());
-        for dir in [layout::worker(&wid), layout::mailbox(&wid), layout::outputs(&wid)] {
-            match fs.mkdir(&dir) {
-                Err(error) if error.kind != ErrorKind::Exists => return Err(error.into()),
-                _ => {}
-            }
-        }
-        fs.sync_dir(layout::WORKERS.as_ref())?;
-        fs.create(&layout::lock(&wid), 0o644)?.close()?;
-        let (verdict, lock) = match fs.lock(&layout::lock(&wid), LOCK_LIMIT) {
-            Locked::Held(guard) => (LockVerdict::Held, Some(guard)),
-            Locked::Refused => (LockVerdict::Refused, None),
-            Locked::Unsupported => (LockVerdict::Unsupported, None),
-            Locked::Hung => (LockVerdict::Hung, None),
-            Locked::Failed(_) => (LockVerdict::Failed, None),
-        };
         let before = world.clock.boot();
-        let mut journal = journal::Writer::create(fs, &wid, &options.limits)?;
-        journal.set_mark_sync(options.mark_sync);
-        journal.append(&Line::Beat { k: 0, free: options.cpus });
-        journal.flush(fs)?;
+        let (journal, verdict, lock) = Self::prepare(fs, &options).inspect_err(|_| sweep(fs, &wid))?;
         let hello = Hello {
             fq: "hello".into(),
             version: CURRENT,
@@ -301,7 +284,7 @@ impl Worker {
             trust: options.trust.clone(),
             at_ms: world.clock.wall_ms(),
         };
-        // Last: who sees it finds the journal.
+        // Last: who sees it finds the journal. Whether it is there after an error nobody knows.
         put_new(fs, &layout::hello(&wid), &to_document(&hello), 0o644)?;
         (world.proved)(before);
         Ok(Self {
@@ -332,6 +315,35 @@ impl Worker {
         })
     }
 
+    /// Makes everything but `HELLO`.
+    #[expect(clippy::type_complexity, reason = "taken apart at once")]
+    fn prepare(
+        fs: &dyn Fs,
+        options: &Options,
+    ) -> Result<(journal::Writer, LockVerdict, Option<Box<dyn LockGuard>>), FsError> {
+        let wid = &options.wid;
+        for dir in [layout::worker(wid), layout::mailbox(wid), layout::outputs(wid)] {
+            match fs.mkdir(&dir) {
+                Err(error) if error.kind != ErrorKind::Exists => return Err(error),
+                _ => {}
+            }
+        }
+        fs.sync_dir(layout::WORKERS.as_ref())?;
+        fs.create(&layout::lock(wid), 0o644)?.close()?;
+        let (verdict, lock) = match fs.lock(&layout::lock(wid), LOCK_LIMIT) {
+            Locked::Held(guard) => (LockVerdict::Held, Some(guard)),
+            Locked::Refused => (LockVerdict::Refused, None),
+            Locked::Unsupported => (LockVerdict::Unsupported, None),
+            Locked::Hung => (LockVerdict::Hung, None),
+            Locked::Failed(_) => (LockVerdict::Failed, None),
+        };
+        let mut journal = journal::Writer::create(fs, wid, &options.limits)?;
+        journal.set_mark_sync(options.mark_sync);
+        journal.append(&Line::Beat { k: 0, free: options.cpus });
+        journal.flush(fs)?;
+        Ok((journal, verdict, lock))
+    }
+
     /// The boot time before the last durable sign of life was written.
     fn proved(&self) -> Duration {
         self.lease.fence_at().saturating_sub(Limits::span(self.options.limits.self_fence_ms))
@@ -350,6 +362,11 @@ impl Worker {
     /// Why nothing is started at the moment although there may be work, for people: what storage said last.
     pub fn paused(&self) -> Option<&str> {
         self.pause.as_ref().map(|pause| pause.why.as_str())
+    }
+
+    /// Whether it takes no new work any more, and ends when nothing runs.
+    pub fn is_draining(&self) -> bool {
+        self.drain.is_some()
     }
 
     /// Lets the next step look into the mailbox at once: something may have changed there.
@@ -718,6 +735,16 @@ impl Worker {
             }
         }
         next.max(now)
+    }
+}
+
+/// Removes what there is of a namespace without `HELLO`, as far as that is possible.
+fn sweep(fs: &dyn Fs, wid: &WorkerId) {
+    for file in [layout::lock(wid), layout::segment(wid, 1), layout::segment(wid, 2)] {
+        let _ = fs.unlink(&file);
+    }
+    for dir in [layout::journal(wid), layout::mailbox(wid), layout::outputs(wid), layout::worker(wid)] {
+        let _ = fs.rmdir(&dir);
     }
 }
 

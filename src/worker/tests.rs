@@ -361,10 +361,18 @@ fn attempt(index: u64) -> AttemptId {
 
 impl<'a> Bench<'a> {
     fn new(fs: &'a TestFs, chance: &'a TestChance, options: Options) -> Self {
+        let mut bench = Self::idle(fs, chance, &options);
+        let worker = bench.with(|world| Worker::start(world, options)).unwrap_or_else(|e| panic!("{e}"));
+        bench.worker = Some(worker);
+        bench
+    }
+
+    /// One without a worker.
+    fn idle(fs: &'a TestFs, chance: &'a TestChance, options: &Options) -> Self {
         let store = Store::new(fs, chance, &options.limits, wid());
         let clock = fs.inner().inner().pace.clock.clone();
         let self_fence = Limits::span(options.limits.self_fence_ms);
-        let mut bench = Self {
+        let bench = Self {
             fs,
             clock: clock.clone(),
             chance,
@@ -377,8 +385,6 @@ impl<'a> Bench<'a> {
             keeper: TestKeeper { self_fence, ..TestKeeper::default() },
         };
         bench.clock.0.store(1_000_000, Ordering::SeqCst);
-        let worker = bench.with(|world| Worker::start(world, options)).unwrap_or_else(|e| panic!("{e}"));
-        bench.worker = Some(worker);
         bench
     }
 
@@ -518,6 +524,23 @@ impl<'a> Bench<'a> {
 
 fn item(sha: Digest, tasks: &str) -> RunItem {
     RunItem { job: JobId(7), sha, uid: 0, tasks: tasks.parse().ok(), attempt: 1 }
+}
+
+/// A keeper tries again and again.
+#[test]
+fn a_worker_that_cannot_begin_leaves_nothing_behind() {
+    for (call, part) in
+        [(Call::Write, "store/log"), (Call::Sync, "store/log"), (Call::Create, "lock"), (Call::Mkdir, "log")]
+    {
+        let (fs, chance) = fresh();
+        let before = fs.inner().inner().files();
+        fs.inner().add(Rule::new(call, libc::ENOSPC).on(part));
+        let mut bench = Bench::idle(&fs, &chance, &options());
+        assert!(bench.with(|world| Worker::start(world, options())).is_err_and(|e| e.0.may_pass()));
+        assert_eq!(fs.inner().inner().files(), before, "{call:?} {part}");
+        assert_eq!(fs.list(layout::WORKERS.as_ref()), Ok(Vec::new()), "{call:?} {part}");
+        assert_eq!(fs.list(layout::JOURNALS.as_ref()), Ok(Vec::new()), "{call:?} {part}");
+    }
 }
 
 #[test]

@@ -77,6 +77,8 @@ fn a_worker_stopped_past_its_lease_changes_nothing_when_it_wakes() {
     stage.file("late", "");
     stage.until("the first attempt has ended", || !is_alive(attempt));
     let before = stage.show("1");
+    // So that no new worker begins in its place.
+    first.signal(Signal::TERM);
     send(first.worker(), Signal::CONT);
     send(first.keeper(), Signal::CONT);
     stage.exits(&mut first, 4);
@@ -101,8 +103,14 @@ fn a_worker_stopped_past_its_lease_ends_its_children_when_it_wakes() {
     stage.exits(&mut second, 0);
     send(first.worker(), Signal::CONT);
     send(first.keeper(), Signal::CONT);
-    stage.exits(&mut first, 4);
+    stage.until("a new worker has begun in its place", || first.said().matches("runs tasks on").count() == 2);
+    assert!(first.said().contains("; the queue gives them out again; a new worker begins in "), "{}", first.said());
+    assert!(!is_alive(first.worker()));
+    stage.submit(["--wrap", "echo $FQ_ATTEMPT"]);
+    stage.until_count("done", 2);
     assert_eq!(stage.lines("runs").len(), 2);
+    first.signal(Signal::TERM);
+    stage.exits(&mut first, 0);
     stage.is_clean();
 }
 

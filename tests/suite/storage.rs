@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::bench::{Bench, Boss, Files, Hireling};
 use crate::support::disk::{HOG, Mount, fill, snapshot};
-use crate::support::live::{QUICK, Stage};
+use crate::support::live::{Live, QUICK, SHORT_LEASE, Stage};
 use crate::support::{Room, remark};
 
 /// A queue on a small file system of its own.
@@ -160,6 +160,70 @@ fn a_worker_that_finds_no_space_to_begin_says_so() {
     said.says("no space left");
     std::fs::remove_file(small.dir.join(HOG)).expect("the file can be removed");
     small.fq(["worker", "--until-empty"]).succeeds();
+}
+
+/// A queue whose worker was ended by a full disk, and finds no room to begin anew.
+struct Outage {
+    small: Small,
+    worker: Live,
+    tmp: PathBuf,
+}
+
+impl Outage {
+    const TASKS: u64 = 12;
+
+    fn new(worker_args: &[&str]) -> Option<Self> {
+        let small = Small::new("size=6m")?;
+        small.set_limits(SHORT_LEASE);
+        small.submit(["-a", "0-11", "--wrap", WRITES]);
+        let tmp = small.path("tmp");
+        std::fs::create_dir(&tmp).expect("a directory can be made");
+        let words = [&["worker", "-c", "2"], worker_args].concat();
+        let worker = small.live(small.fq(&words).env("TMPDIR", &tmp).command());
+        small.until_count("done", 4);
+        small.until("no new worker finds room to begin", || {
+            fill(&small.dir);
+            worker.said().contains("no worker can begin yet; the next try is in ")
+        });
+        assert!(worker.said().contains("the queue gives them out again; a new worker begins in "), "{}", worker.said());
+        small.file("go", "");
+        Some(Self { small, worker, tmp })
+    }
+
+    fn is_over(&self) {
+        std::fs::remove_file(self.small.dir.join(HOG)).expect("the file can be removed");
+    }
+
+    /// All tasks are done with what they wrote, and no worker has left anything on the host.
+    #[track_caller]
+    fn came_out_right(&self) {
+        assert_eq!((self.small.count("done"), self.small.count("failed")), (Self::TASKS, 0));
+        for task in 0..Self::TASKS {
+            let result = self.small.fq(["result", &format!("1_{task}")]).succeeds().stdout;
+            assert!(result == vec![b'x'; 30_000], "1_{task} has {} bytes", result.len());
+        }
+        assert_eq!(std::fs::read_dir(&self.tmp).map(Iterator::count).ok(), Some(0), "no scratch directory is left");
+        self.small.is_clean();
+    }
+}
+
+#[test]
+fn a_run_outlives_an_outage_that_ends_its_worker() {
+    let Some(mut outage) = Outage::new(&["--until-empty"]) else { return };
+    assert_eq!(outage.worker.ended(), None);
+    outage.is_over();
+    outage.small.exits(&mut outage.worker, 0);
+    outage.came_out_right();
+}
+
+#[test]
+fn a_worker_that_waits_for_the_end_of_an_outage_can_be_told_to_end() {
+    let Some(mut outage) = Outage::new(&[]) else { return };
+    outage.worker.signal(Signal::TERM);
+    outage.small.exits(&mut outage.worker, 0);
+    outage.is_over();
+    outage.small.fq(["worker", "--until-empty"]).succeeds();
+    outage.came_out_right();
 }
 
 #[test]
