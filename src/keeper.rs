@@ -235,6 +235,7 @@ impl Ended {
 }
 
 /// The keeper's state.
+#[expect(clippy::struct_excessive_bools, reason = "each is something that it has learnt")]
 #[derive(Debug)]
 struct Keeper {
     worker: u32,

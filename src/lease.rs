@@ -122,6 +122,8 @@ pub struct Observation {
     pub worker: Liveness,
     /// The same about its keeper; `None` if it has none.
     pub keeper: Option<Liveness>,
+    /// Whether its keeper has started another worker since, which it does only when nothing of this one is left.
+    pub has_successor: bool,
     /// What its lock says now.
     pub lock: LockSeen,
     /// Whether this very lock has refused this very observer while the journal grew.
@@ -148,6 +150,8 @@ pub enum Verdict {
 pub enum Evidence {
     /// Its processes are gone from this host. What is left of its tasks has to be ended before it is declared lost.
     Processes,
+    /// Its keeper has started another worker since.
+    Successor,
     /// Its lock, which had refused this observer before, is free, and its journal is silent.
     Lock,
     /// Its lease has run out in silence.
@@ -165,6 +169,9 @@ pub fn lease(limits: &Limits, self_fence_ms: u64) -> Duration {
 
 /// Judges a worker by the strongest evidence there is.
 pub fn judge(seen: &Observation, limits: &Limits) -> Verdict {
+    if seen.has_successor {
+        return Verdict::Dead(Evidence::Successor);
+    }
     let is_gone = seen.worker == Liveness::Gone && seen.keeper.is_none_or(|keeper| keeper == Liveness::Gone);
     if is_gone {
         match seen.lock {
@@ -220,6 +227,7 @@ mod tests {
         Observation {
             worker: Liveness::Unknown,
             keeper: Some(Liveness::Unknown),
+            has_successor: false,
             lock: LockSeen::Untried,
             lock_has_refused: false,
             silence: Silence { span: s(seconds), polls: 10, last_ok: None },
@@ -249,6 +257,11 @@ mod tests {
         assert!(lease.is_beat_due(s(1025)));
         lease.prove(s(1005), s(15));
         assert_eq!(lease.fence_at(), s(1130), "an older proof takes nothing back");
+    }
+
+    #[test]
+    fn a_worker_with_a_successor_is_over_at_once() {
+        check(&Observation { has_successor: true, ..silent(0) }, Verdict::Dead(Evidence::Successor));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What workers say in their journals, and whether they still live (spec: leases).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::fs::{Fs, FsError, Locked};
@@ -12,7 +12,7 @@ use crate::protocol::id::{AttemptId, Nonce, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{
-    Departure, EndLine, Ended, Limits, Line, Op, Outcome as How, QueueFile, Ref, Requeue, Seen, attempt_token,
+    Admit, Departure, EndLine, Ended, Limits, Line, Op, Outcome as How, QueueFile, Ref, Requeue, Seen, attempt_token,
 };
 use crate::state::{State, Worker};
 use crate::store;
@@ -259,11 +259,15 @@ impl Lead {
 
     fn judge_all(&mut self, env: Env, live: &[WorkerId], out: &mut Outcome) {
         let limits = self.work.limits.clone();
+        let newest = newest_of_keepers(&self.work);
         let mut silent = 0;
         for w in live {
             let (Some(watched), Some(worker)) = (self.watched.get_mut(w), self.work.workers.get(w)) else { continue };
             watch_lock(env, w, worker, watched);
-            let seen = observation(env, worker, watched);
+            let begun = worker.admit.worker.ticks;
+            let has_successor =
+                watch(&worker.admit).is_some_and(|watch| newest.get(&watch).is_some_and(|&t| t > begun));
+            let seen = Observation { has_successor, ..observation(env, worker, watched) };
             watched.verdict = lease::judge(&seen, &limits);
             if watched.verdict == Verdict::Suspect
                 || matches!(watched.verdict, Verdict::Dead(Evidence::Silence | Evidence::Lock))
@@ -279,7 +283,8 @@ impl Lead {
             ));
             for watched in self.watched.values_mut() {
                 // Each is given one more lease, not one each time that others come and go.
-                if !matches!(watched.verdict, Verdict::Dead(Evidence::Processes)) && !watched.unheard {
+                let is_known = matches!(watched.verdict, Verdict::Dead(Evidence::Processes | Evidence::Successor));
+                if !is_known && !watched.unheard {
                     watched.silence.restart();
                     watched.unheard = true;
                     watched.verdict = Verdict::Suspect;
@@ -308,7 +313,7 @@ impl Lead {
         };
         let grew = news.grew;
         watched.take_note(news);
-        if grew && evidence != Evidence::Processes {
+        if grew && !matches!(evidence, Evidence::Processes | Evidence::Successor) {
             watched.silence.restart();
             watched.verdict = Verdict::Alive;
         }
@@ -336,6 +341,7 @@ impl Lead {
         let Some(watched) = self.watched.get(w) else { return Ok(()) };
         let why = match evidence {
             Evidence::Processes => "its processes are gone from this host".to_owned(),
+            Evidence::Successor => "its keeper has started another worker".to_owned(),
             Evidence::Lock => "its lock came free and its journal is silent".to_owned(),
             Evidence::Silence => format!("its journal has been silent for {} s", watched.silence.span.as_secs()),
         };
@@ -420,10 +426,31 @@ fn is_visible(fs: &dyn Fs, value: &Ref) -> bool {
     found.is_ok_and(|stat| if matches!(value, Ref::Loose { .. }) { stat.len == len } else { stat.len >= len })
 }
 
+/// A keeper as one of its workers names it, and the user of both: boot, pid namespace, process, its start, user.
+type Watch<'a> = (&'a str, &'a str, u32, u64, u32);
+
+fn watch(admit: &Admit) -> Option<Watch<'_>> {
+    let keeper = admit.keeper.as_ref()?;
+    Some((&keeper.boot_id, &keeper.pid_ns, keeper.pid, keeper.ticks, admit.worker.uid))
+}
+
+/// When the newest worker of each keeper was started, in clock ticks of their boot.
+fn newest_of_keepers(state: &State) -> BTreeMap<Watch<'_>, u64> {
+    let mut newest = BTreeMap::new();
+    for admit in state.workers.values().map(|worker| &worker.admit) {
+        if let Some(watch) = watch(admit) {
+            let ticks = newest.entry(watch).or_insert(0);
+            *ticks = admit.worker.ticks.max(*ticks);
+        }
+    }
+    newest
+}
+
 fn observation(env: Env, worker: &Worker, watched: &Watched) -> Observation {
     Observation {
         worker: env.host.liveness(&worker.admit.worker),
         keeper: worker.admit.keeper.as_ref().map(|keeper| env.host.liveness(keeper)),
+        has_successor: false,
         lock: watched.lock,
         lock_has_refused: watched.lock_has_refused,
         silence: watched.silence.clone(),
