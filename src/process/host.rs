@@ -46,6 +46,8 @@ const NO_PIDFD_INTERVAL: Duration = Duration::from_millis(20);
 /// How often, and after what pause, a program that is being written is tried again.
 const BUSY_TRIES: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
+/// So many reads of one pipe may fail before its descriptor counts as broken, and what is left in it as lost.
+const PIPE_FAILURES_MAX: u32 = 100;
 /// Where programs are looked up if the environment has no `PATH`.
 const DEFAULT_PATH: &[u8] = b"/usr/local/bin:/usr/bin:/bin";
 
@@ -98,6 +100,8 @@ struct Pipe {
     fd: OwnedFd,
     /// Bytes still to be read, once the tree is gone.
     left: Option<usize>,
+    /// Reads that failed.
+    failures: u32,
 }
 
 /// The end of a leader, kept until its tree and its output are done.
@@ -544,7 +548,7 @@ impl Process for HostProcess {
         self.next_child += 1;
         let child = Child(number);
         let group = Group { pid, ticks, token: launch.token.clone() };
-        let pipes = [out, err].map(|fd| Some(Pipe { fd, left: None }));
+        let pipes = [out, err].map(|fd| Some(Pipe { fd, left: None, failures: 0 }));
         let task = Task { group: group.clone(), pidfd, pipes, started, cgroup, kill_sent: false, exit: None };
         self.tasks.insert(child, task);
         Ok(Started { child, group })
@@ -760,17 +764,27 @@ fn find_program(name: &[u8], env: &[(Vec<u8>, Vec<u8>)], cwd: &Path) -> Result<P
         return check_program(&path).map(|()| path);
     }
     let path = env.iter().rev().find(|(name, _)| name == b"PATH").map_or(DEFAULT_PATH, |(_, value)| value);
-    let mut denied = false;
-    for dir in path.split(|&byte| byte == b':') {
-        // An empty element is the working directory.
-        let candidate = cwd.join(OsStr::from_bytes(dir)).join(OsStr::from_bytes(name));
-        match check_program(&candidate) {
+    // An empty element is the working directory.
+    let candidates =
+        path.split(|&byte| byte == b':').map(|dir| cwd.join(OsStr::from_bytes(dir)).join(OsStr::from_bytes(name)));
+    first_program(candidates, check_program)
+}
+
+/// Returns the first that passes `check`. If none does, says why: that one could not be looked at is no sign that it is not there.
+fn first_program(
+    candidates: impl Iterator<Item = PathBuf>,
+    check: impl Fn(&Path) -> Result<(), Errno>,
+) -> Result<PathBuf, Errno> {
+    let mut why = Errno::NOENT;
+    for candidate in candidates {
+        match check(&candidate) {
             Ok(()) => return Ok(candidate),
-            Err(Errno::ACCESS) => denied = true,
-            Err(_) => {}
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => {}
+            Err(Errno::ACCESS) if why != Errno::NOENT => {}
+            Err(errno) => why = errno,
         }
     }
-    Err(if denied { Errno::ACCESS } else { Errno::NOENT })
+    Err(why)
 }
 
 /// Checks that `path` is a file that we may execute.
@@ -862,6 +876,11 @@ fn read_pipe(slot: &mut Option<Pipe>, buffer: &mut [u8], budget: usize) -> (Vec<
         }
         Err(Errno::INTR) => (Vec::new(), true),
         Err(Errno::AGAIN) if pipe.left.is_none() => (Vec::new(), false),
+        // What the task wrote is still there: to take this for its end would cut the output short and call it whole.
+        Err(errno) if errno != Errno::AGAIN && pipe.failures < PIPE_FAILURES_MAX => {
+            pipe.failures += 1;
+            (Vec::new(), false)
+        }
         // The end, or nothing more where no more is awaited, or a broken descriptor.
         _ => {
             *slot = None;
@@ -1071,6 +1090,43 @@ mod tests {
     fn a_missing_program_is_named() {
         assert_eq!(run(&[b"fq-no-such"]).failure(), (Step::Exec, "ENOENT".into(), "fq-no-such".into()));
         assert_eq!(run(&[b"/no/such"]).failure(), (Step::Exec, "ENOENT".into(), "/no/such".into()));
+    }
+
+    /// In real life: a node that has lost the mount with the program. Taken for "not found" it would be the user's fault for ever.
+    #[test]
+    fn a_program_that_cannot_be_looked_at_is_not_called_missing() {
+        let search = |answers: &[Result<(), Errno>]| {
+            let names = (0..answers.len()).map(|n| PathBuf::from(n.to_string()));
+            first_program(names, |path| answers[path.to_str().unwrap().parse::<usize>().unwrap()])
+        };
+        assert_eq!(search(&[Err(Errno::NOENT), Err(Errno::NOTDIR)]), Err(Errno::NOENT));
+        assert_eq!(search(&[Err(Errno::ACCESS), Err(Errno::NOENT)]), Err(Errno::ACCESS));
+        assert_eq!(search(&[Err(Errno::IO), Err(Errno::NOENT)]), Err(Errno::IO));
+        assert_eq!(search(&[Err(Errno::ACCESS), Err(Errno::STALE), Err(Errno::ACCESS)]), Err(Errno::STALE));
+        assert_eq!(search(&[Err(Errno::IO), Ok(())]), Ok(PathBuf::from("1")));
+    }
+
+    #[test]
+    fn a_read_that_fails_takes_nothing_from_the_output() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&writer, b"whole").unwrap();
+        // A directory cannot be read; then the pipe takes its place.
+        let fd = rustix::fs::open(c"/", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut slot = Some(Pipe { fd, left: Some(5), failures: 0 });
+        assert_eq!(read_pipe(&mut slot, &mut [0; 64], 64), (vec![], false));
+        slot = slot.map(|pipe| Pipe { fd: reader, ..pipe });
+        assert_eq!(read_pipe(&mut slot, &mut [0; 64], 64), (b"whole".to_vec(), true));
+    }
+
+    #[test]
+    fn a_pipe_that_never_can_be_read_is_given_up() {
+        let fd = rustix::fs::open(c"/", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut slot = Some(Pipe { fd, left: None, failures: 0 });
+        for _ in 0..=PIPE_FAILURES_MAX {
+            assert!(slot.is_some());
+            read_pipe(&mut slot, &mut [0; 64], 64);
+        }
+        assert!(slot.is_none());
     }
 
     #[test]

@@ -105,14 +105,25 @@ pub fn charge(outcome: &Outcome) -> Charge {
     }
 }
 
-/// A program that is not there is the user's mistake; a directory that was there at submit, a full process table or an I/O error
-/// may be this node's.
+/// What is wrong with the program itself is the user's mistake; a directory that was there at submit, a full process table and
+/// whatever else a node's mounts may say may be this node's.
 fn may_be_the_nodes_fault(failure: &SetupFailure) -> bool {
     match failure.step {
         Step::Env => false,
-        Step::Exec => {
-            matches!(failure.errno.as_str(), "EIO" | "ESTALE" | "ENOMEM" | "EAGAIN" | "EMFILE" | "ENFILE" | "ETXTBSY")
-        }
+        Step::Exec => !matches!(
+            failure.errno.as_str(),
+            "ENOENT"
+                | "ENOTDIR"
+                | "EISDIR"
+                | "EACCES"
+                | "EPERM"
+                | "ENOEXEC"
+                | "ELIBBAD"
+                | "ELOOP"
+                | "ENAMETOOLONG"
+                | "EINVAL"
+                | "E2BIG"
+        ),
         Step::Input | Step::Stdin | Step::Chdir | Step::Fork => true,
     }
 }
@@ -148,7 +159,11 @@ mod tests {
     #[test]
     fn a_missing_program_is_the_users_fault_and_a_missing_directory_may_be_the_nodes() {
         assert_eq!(charge(&setup(Step::Exec, "ENOENT")), Charge::Failure);
-        assert_eq!(charge(&setup(Step::Exec, "EIO")), Charge::Setup);
+        assert_eq!(charge(&setup(Step::Exec, "EACCES")), Charge::Failure);
+        // Whatever storage may answer.
+        for errno in ["EIO", "ESTALE", "EDQUOT", "ENOSPC", "ETIMEDOUT", "ENOTCONN", "EKEYEXPIRED", "ETXTBSY"] {
+            assert_eq!(charge(&setup(Step::Exec, errno)), Charge::Setup, "{errno}");
+        }
         assert_eq!(charge(&setup(Step::Chdir, "ENOENT")), Charge::Setup);
         assert_eq!(charge(&setup(Step::Env, "E2BIG")), Charge::Failure);
     }
