@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 
 /// A long file is synced after so many bytes each, so that no single call has to wait for all of it.
 const SYNC_EVERY: usize = 64 << 20;
@@ -59,7 +63,7 @@ impl HostOutside {
 
     /// Removes a scratch directory with all that is left in it, as far as that is possible.
     pub fn remove_scratch(dir: &Path) {
-        let _ = fs::remove_dir_all(dir);
+        remove_tree(CWD, dir.as_os_str().as_bytes());
     }
 }
 
@@ -84,7 +88,7 @@ impl Outside for HostOutside {
     fn remove_dir(&mut self, dir: &Path) {
         if dir.parent() == Some(&self.scratch) {
             // What cannot be removed goes with the scratch directory, or with the batch job that owns it.
-            let _ = fs::remove_dir_all(dir);
+            remove_tree(CWD, dir.as_os_str().as_bytes());
         }
     }
 
@@ -118,6 +122,25 @@ impl Outside for HostOutside {
     }
 }
 
+/// Removes the directory `name` in `parent` with all that is in it, as far as that is possible, without following links.
+///
+/// The standard library's way panics where closing a directory fails, and the worker would die of a scratch file.
+fn remove_tree(parent: impl AsFd, name: &[u8]) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(dir) = rustix::fs::openat(&parent, name, flags, Mode::empty()) else { return };
+    for entry in Dir::read_from(&dir).into_iter().flatten().map_while(Result::ok) {
+        let child = entry.file_name().to_bytes();
+        if matches!(child, b"." | b"..") {
+            continue;
+        }
+        // Tried as what is most frequent: a directory refuses.
+        if rustix::fs::unlinkat(&dir, child, AtFlags::empty()).is_err() {
+            remove_tree(&dir, child);
+        }
+    }
+    let _ = rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,5 +159,22 @@ mod tests {
         assert_eq!(fs::read(&path).ok().as_deref(), Some(&b"old"[..]));
         let names = fs::read_dir(dir.path().join("a")).map(Iterator::count);
         assert_eq!(names.ok(), Some(1), "no stray is left");
+    }
+
+    #[test]
+    fn a_scratch_directory_goes_with_all_that_is_in_it_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let other = dir.path().join("other");
+        fs::create_dir(&other).expect("a directory");
+        fs::write(other.join("kept"), "").expect("a file");
+        let scratch = HostOutside::make_scratch(dir.path(), "w").expect("a scratch directory");
+        fs::create_dir_all(scratch.join("a/b/c")).expect("directories");
+        for n in 0..300 {
+            fs::write(scratch.join(format!("a/b/{n}")), "").expect("a file");
+        }
+        std::os::unix::fs::symlink(&other, scratch.join("a/link")).expect("a link");
+        HostOutside::remove_scratch(&scratch);
+        assert!(!scratch.exists());
+        assert!(other.join("kept").exists());
     }
 }
