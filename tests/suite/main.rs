@@ -7,6 +7,7 @@ mod deaths;
 mod docs;
 mod examples;
 mod exec;
+mod faults;
 mod help;
 mod output;
 mod reading;
