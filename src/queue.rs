@@ -1,8 +1,10 @@
 //! A queue directory: making one, and opening one.
 //!
 //! Invariants:
-//! - A directory is a queue if and only if `FQ` is there and whole. `FQ` is made last, by exclusive creation, and never changed;
-//!   nothing acts on a directory without it.
+//! - A directory is a queue if and only if `FQ` is there and whole. `FQ` is made last, by exclusive creation, and its bytes never
+//!   change; nothing acts on a directory without it.
+//! - What `FQ` says is a function of the first decision: it was written to that one's plan before there was a token. So a torn `FQ` can be
+//!   replaced by the plan at any time, also while its maker still writes or a whole one has come there: they are the same bytes.
 //! - Only [`init_on`] and fsck make a token, and neither uses a name again.
 //! - What a crash of `init` leaves is completed by the next `init`, or refused with a sentence on what to do.
 //! - A directory that strangers could have planted (writable by everybody, owned by another user) is refused before anything in
@@ -103,9 +105,10 @@ pub fn head_style(kind: &MountKind) -> HeadStyle {
     if matches!(kind, MountKind::Gluster) { HeadStyle::Dotted } else { HeadStyle::Plain }
 }
 
-/// Makes a queue in the directory `root`, which is made too if its parent exists.
+/// Makes a queue in the directory `root`, which is made too if its parent exists, or completes what an earlier call has begun.
 ///
-/// On return the queue is complete and durable. A crash leaves a directory without `FQ`, which the next call completes.
+/// On return the queue is complete and durable. A crash leaves a directory without a whole `FQ`, which the next call with the same
+/// options completes.
 ///
 /// Fails with [`QueueError::Exists`] if there is a queue already, and with [`QueueError::NotEmpty`] if anything else lies there
 /// that is not hidden. `options.head_style` is overruled where the mount needs a certain one.
@@ -137,50 +140,190 @@ pub fn init_on(
 ) -> Result<QueueFile, QueueError> {
     let limits = options.limits.clone().unwrap_or_default();
     limits.check().map_err(|source| QueueError::BadLimits { root: root.to_owned(), source })?;
-    refuse_if_taken(fs, root)?;
-    let failed = |source| QueueError::Init { root: root.to_owned(), source };
+    let wanted = QueueFile {
+        fq: "queue".into(),
+        version: CURRENT,
+        features: Vec::new(),
+        id: Nonce(chance.bits()),
+        durability: options.durability,
+        head_style: options.head_style,
+        first: DecisionId { generation: 0, nonce: Nonce(chance.bits()) },
+        uid,
+        gid: options.group,
+        at_ms: clock.wall_ms(),
+    };
+    let init = Init { fs, chance, root };
+    if init.is_torn()? {
+        return init.complete(&wanted);
+    }
+    let failed = |source| init.failed(source);
     make_directories(fs).map_err(failed)?;
     fs::publish(fs, chance, Path::new(layout::README), README.as_bytes(), 0o644).map_err(failed)?;
     let mode = if options.group.is_some() { 0o664 } else { 0o644 };
     fs::publish(fs, chance, Path::new(layout::LIMITS), &limits_text(&limits), mode).map_err(failed)?;
-    let id = Nonce(chance.bits());
-    let at_ms = clock.wall_ms();
-    let (first, head_style) = match unfinished_token(fs, root)? {
-        Some(token) => token,
-        None => (make_first(fs, chance, at_ms, options.head_style).map_err(failed)?, options.head_style),
+    let file = match init.begun(&wanted)? {
+        Some(begun) => begun,
+        None => init.begin(wanted).map_err(failed)?,
     };
-    let file = QueueFile {
-        fq: "queue".into(),
-        version: CURRENT,
-        features: Vec::new(),
-        id,
-        durability: options.durability,
-        head_style,
-        first,
-        uid,
-        gid: options.group,
-        at_ms,
-    };
-    let outcome = fs::put_new(fs, Path::new(layout::QUEUE), &to_document(&file), 0o444);
-    // The error is a hint: what counts is whose `FQ` is there.
-    match read_file(fs, root) {
-        Ok(found) if found == file => Ok(file),
-        Ok(found) => {
-            if found.first != first {
-                let token = layout::head(first, head_style);
-                let aside = layout::gone_head(&first.to_string(), Nonce(chance.bits()));
-                fs.rename(&token, &aside).map_err(failed)?;
-            }
-            Err(QueueError::Exists { root: root.to_owned() })
+    init.finish(file)
+}
+
+/// One attempt to make a queue, or to complete what an earlier one has left.
+struct Init<'a> {
+    fs: &'a dyn Fs,
+    chance: &'a dyn Chance,
+    root: &'a Path,
+}
+
+impl Init<'_> {
+    fn failed(&self, source: FsError) -> QueueError {
+        QueueError::Init { root: self.root.to_owned(), source }
+    }
+
+    fn unfinished(&self, why: impl Into<String>, remedy: Remedy) -> QueueError {
+        QueueError::Unfinished { root: self.root.to_owned(), why: why.into(), remedy }
+    }
+
+    /// Refuses a directory that holds a queue, or anything that is not the beginning of one; says whether there is a torn `FQ`.
+    fn is_torn(&self) -> Result<bool, QueueError> {
+        let root = self.root.to_owned();
+        let names = self.fs.list(Path::new("")).map_err(|source| self.failed(source))?;
+        if names.iter().any(|e| e.name == layout::QUEUE) {
+            return match read_file(self.fs, &root) {
+                Ok(_) | Err(QueueError::Newer { .. }) => Err(QueueError::Exists { root }),
+                Err(QueueError::Unfinished { .. }) => Ok(true),
+                Err(other) => Err(other),
+            };
         }
-        Err(error) => match outcome {
-            Err(source) => Err(failed(source)),
+        let ours = |name: &str| {
+            name == layout::README
+                || name == layout::LIMITS
+                || layout::DIRECTORIES.iter().any(|dir| Path::new(dir).starts_with(name))
+        };
+        match names.iter().find(|e| !e.name.starts_with('.') && !ours(&e.name)) {
+            Some(stranger) => Err(QueueError::NotEmpty { root, name: stranger.name.clone() }),
+            None => Ok(false),
+        }
+    }
+
+    /// Makes the first decision, the plan for `FQ`, then the token that names the decision.
+    fn begin(&self, file: QueueFile) -> fs::Result<QueueFile> {
+        let header = Header {
+            fq: "decision".into(),
+            version: CURRENT,
+            id: file.first,
+            prev: None,
+            prev_sha: None,
+            snapshot: None,
+            term: 0,
+            by: WorkerId::new("init", Nonce(self.chance.bits())),
+            at_ms: file.at_ms,
+        };
+        fs::put_new(self.fs, &layout::decision(file.first), &frame::close_document(to_line(&header)), 0o644)?;
+        fs::put_new(self.fs, &layout::plan(file.first), &to_document(&file), 0o444)?;
+        fs::put_new(self.fs, &layout::head(file.first, file.head_style), TOKEN, 0o644)?;
+        Ok(file)
+    }
+
+    /// What `FQ` is to say by the plan of the token that an earlier `init` has made, if there is one; what it names was durable
+    /// before it. Fails if that is not what is `wanted` now.
+    fn begun(&self, wanted: &QueueFile) -> Result<Option<QueueFile>, QueueError> {
+        let names = self.fs.list(Path::new(layout::HEAD)).map_err(|source| self.failed(source))?;
+        let tokens: Vec<_> =
+            names.iter().filter_map(|e| Some((e.name.as_str(), layout::parse_head(&e.name)?))).collect();
+        let (name, first) = match tokens[..] {
+            [] => return Ok(None),
+            [(name, first)] if first.generation == 0 => (name, first),
+            [(_, later)] => return Err(lost(self.root, later)),
+            _ => {
+                let why = format!("{} of them have begun it, and none has finished", tokens.len());
+                return Err(self.unfinished(why, Remedy::Remove));
+            }
+        };
+        let whole = |path: &Path| match fs::read_up_to(self.fs, path, FILE_LEN_MAX) {
+            Ok(bytes) => Ok(frame::open_document(&bytes).is_some().then_some(bytes)),
+            Err(error) if error.not_found() => Ok(None),
+            Err(source) => Err(self.failed(source)),
+        };
+        let plan = whole(&layout::plan(first))?.and_then(|bytes| record::from_document::<QueueFile>(&bytes).ok());
+        let Some(plan) =
+            plan.filter(|plan| plan.first == first && layout::head(first, plan.head_style).ends_with(name))
+        else {
+            return Err(self.unfinished(format!("the plan of `{first}` is damaged"), Remedy::Remove));
+        };
+        if whole(&layout::decision(first))?.is_none() {
+            return Err(self.unfinished(format!("the first decision `{first}` is damaged"), Remedy::Remove));
+        }
+        let same = QueueFile { id: plan.id, first, at_ms: plan.at_ms, ..wanted.clone() };
+        if same != plan {
+            let group = plan.gid.map_or("no group".to_owned(), |gid| format!("group {gid}"));
+            let durability = if plan.durability == Durability::Full { "full" } else { "none" };
+            let why = format!("user {} has begun it, for {group} and with durability `{durability}`", plan.uid);
+            return Err(self.unfinished(why, Remedy::SameOptions));
+        }
+        Ok(Some(plan))
+    }
+
+    /// Makes `FQ`. The first decision, the plan and the token are durable.
+    fn finish(&self, file: QueueFile) -> Result<QueueFile, QueueError> {
+        let outcome = fs::put_new(self.fs, Path::new(layout::QUEUE), &to_document(&file), 0o444);
+        // The error is a hint: what counts is whose `FQ` is there. Another's is torn for a moment, between its creation and its bytes.
+        let mut seen = read_file(self.fs, self.root);
+        for _ in 0..LOOKS {
+            if !matches!(seen, Err(QueueError::Unfinished { .. })) {
+                break;
+            }
+            seen = read_file(self.fs, self.root);
+        }
+        match (seen, outcome) {
+            (Ok(found), _) if found == file => Ok(file),
+            (Ok(found), _) => {
+                if found.first != file.first {
+                    let token = layout::head(file.first, file.head_style);
+                    let aside = layout::gone_head(&file.first.to_string(), Nonce(self.chance.bits()));
+                    self.fs.rename(&token, &aside).map_err(|source| self.failed(source))?;
+                }
+                Err(QueueError::Exists { root: self.root.to_owned() })
+            }
+            // Somebody died over it, and perhaps it was this process, whose call was done though it says that it was not.
+            (Err(QueueError::Unfinished { .. }), Err(error)) if error.kind == ErrorKind::Exists => self.complete(&file),
+            (Err(_), Err(source)) => Err(self.failed(source)),
             // Exclusive creation has one winner, so it is ours, whatever an old look-up says.
-            Ok(()) if matches!(error, QueueError::Unfinished { .. } | QueueError::NoQueue { .. }) => Ok(file),
-            Ok(()) => Err(error),
-        },
+            (Err(QueueError::Unfinished { .. } | QueueError::NoQueue { .. }), Ok(())) => Ok(file),
+            (Err(error), Ok(())) => Err(error),
+        }
+    }
+
+    /// Replaces a torn `FQ` by what its maker wrote or writes.
+    ///
+    /// Its maker's token is older than `FQ`, and goes away only if a whole `FQ` names another one or by a commit. So if a token of
+    /// generation 0 is alone, it is the maker's. Nobody can be hurt: whatever comes to be there meanwhile has the same bytes.
+    fn complete(&self, wanted: &QueueFile) -> Result<QueueFile, QueueError> {
+        let failed = |source| self.failed(source);
+        // A listing of the tick in which two tokens were made may show one of them.
+        let nudge = layout::nudge(layout::HEAD.as_ref(), Nonce(self.chance.bits()));
+        self.fs.create(&nudge, 0o644).and_then(fs::WriteFile::close).map_err(failed)?;
+        self.fs.unlink(&nudge).map_err(failed)?;
+        let Some(plan) = self.begun(wanted)? else {
+            return Err(self.unfinished("`FQ` is cut short, and there is no token", Remedy::Remove));
+        };
+        let bytes = to_document(&plan);
+        let torn = fs::read_up_to(self.fs, Path::new(layout::QUEUE), FILE_LEN_MAX).map_err(failed)?;
+        // After a power loss there may be zeros for what was not written.
+        let written = torn.iter().rposition(|&b| b != 0).map_or(0, |last| last + 1);
+        if !bytes.starts_with(&torn[..written]) {
+            return Err(self.unfinished("`FQ` is cut short, and it is not of the token that is there", Remedy::Remove));
+        }
+        fs::publish(self.fs, self.chance, Path::new(layout::QUEUE), &bytes, 0o444).map_err(failed)?;
+        match read_file(self.fs, self.root)? {
+            found if found == plan => Ok(plan),
+            _ => Err(QueueError::Exists { root: self.root.to_owned() }),
+        }
     }
 }
+
+/// How often a torn `FQ` is looked at before its maker is taken for dead.
+const LOOKS: u32 = 20;
 
 /// Reads `FQ` and checks that this program may touch the queue. `root` is the queue's name in messages.
 pub fn read_file(fs: &dyn Fs, root: &Path) -> Result<QueueFile, QueueError> {
@@ -189,10 +332,10 @@ pub fn read_file(fs: &dyn Fs, root: &Path) -> Result<QueueFile, QueueError> {
         Ok(bytes) => bytes,
         Err(error) if error.not_found() => {
             let begun = fs.list(Path::new("")).is_ok_and(|names| names.iter().any(|e| e.name == "decisions"));
-            return Err(if begun {
-                QueueError::Unfinished { root, why: "`FQ` is missing".into() }
-            } else {
-                QueueError::NoQueue { root, source: error }
+            return Err(match later_decision(fs) {
+                Some(later) => lost(&root, later),
+                None if begun => QueueError::Unfinished { root, why: "`FQ` is missing".into(), remedy: Remedy::Again },
+                None => QueueError::NoQueue { root, source: error },
             });
         }
         Err(source) => return Err(QueueError::Fs { root, source }),
@@ -207,8 +350,23 @@ pub fn read_file(fs: &dyn Fs, root: &Path) -> Result<QueueFile, QueueError> {
             let source = BadRecord::Malformed(format!("it is a `{}`, expected a `queue`", file.fq));
             Err(QueueError::Damaged { root, path: layout::QUEUE.into(), source })
         }
+        Err(BadRecord::Torn) if later_decision(fs).is_none() => {
+            Err(QueueError::Unfinished { root, why: "`FQ` is cut short".into(), remedy: Remedy::Again })
+        }
         Err(source) => Err(QueueError::Damaged { root, path: layout::QUEUE.into(), source }),
     }
+}
+
+/// A decision that was bound after the first one, which tells a queue that was used from one whose `init` was cut short.
+fn later_decision(fs: &dyn Fs) -> Option<DecisionId> {
+    let names = fs.list(Path::new(layout::HEAD)).unwrap_or_default();
+    names.iter().filter_map(|e| layout::parse_head(&e.name)).find(|id| id.generation > 0)
+}
+
+/// `FQ` was there once and is not any more.
+fn lost(root: &Path, later: DecisionId) -> QueueError {
+    let source = BadRecord::Malformed(format!("it is missing, and the newest decision is `{later}`"));
+    QueueError::Damaged { root: root.to_owned(), path: layout::QUEUE.into(), source }
 }
 
 /// The greatest length of `FQ` and `limits.json` that is read.
@@ -250,33 +408,6 @@ pub fn limits_text(limits: &Limits) -> Vec<u8> {
     text
 }
 
-/// Refuses a directory that holds a queue, or anything that is not the beginning of one.
-fn refuse_if_taken(fs: &dyn Fs, root: &Path) -> Result<(), QueueError> {
-    let root = root.to_owned();
-    let names = match fs.list(Path::new("")) {
-        Ok(names) => names,
-        Err(source) => return Err(QueueError::Init { root, source }),
-    };
-    if names.iter().any(|e| e.name == layout::QUEUE) {
-        return Err(match read_file(fs, &root) {
-            Ok(_) | Err(QueueError::Newer { .. }) => QueueError::Exists { root },
-            Err(QueueError::Damaged { source: BadRecord::Torn, .. }) => {
-                QueueError::Unfinished { root, why: "`FQ` is cut short".into() }
-            }
-            Err(other) => other,
-        });
-    }
-    let ours = |name: &str| {
-        name == layout::README
-            || name == layout::LIMITS
-            || layout::DIRECTORIES.iter().any(|dir| Path::new(dir).starts_with(name))
-    };
-    match names.iter().find(|e| !e.name.starts_with('.') && !ours(&e.name)) {
-        Some(stranger) => Err(QueueError::NotEmpty { root, name: stranger.name.clone() }),
-        None => Ok(()),
-    }
-}
-
 /// Makes all directories that are missing, and makes their names durable.
 fn make_directories(fs: &dyn Fs) -> fs::Result<()> {
     let make = |dir: &Path| match fs.mkdir(dir) {
@@ -296,45 +427,6 @@ fn make_directories(fs: &dyn Fs) -> fs::Result<()> {
     parents.into_iter().try_for_each(|dir| fs.sync_dir(dir))
 }
 
-/// Finds the token that an earlier `init` made before it died; its entry was durable before it.
-fn unfinished_token(fs: &dyn Fs, root: &Path) -> Result<Option<(DecisionId, HeadStyle)>, QueueError> {
-    let failed = |source| QueueError::Init { root: root.to_owned(), source };
-    let unfinished = |why: String| QueueError::Unfinished { root: root.to_owned(), why };
-    let names = fs.list(Path::new(layout::HEAD)).map_err(failed)?;
-    let style = |name: &str| if name.starts_with('.') { HeadStyle::Dotted } else { HeadStyle::Plain };
-    let tokens: Vec<_> = names.iter().filter_map(|e| Some((layout::parse_head(&e.name)?, style(&e.name)))).collect();
-    let (token, style) = match tokens[..] {
-        [] => return Ok(None),
-        [token] if token.0.generation == 0 => token,
-        [(token, _)] => return Err(unfinished(format!("`FQ` is missing and the newest decision is `{token}`"))),
-        _ => return Err(unfinished(format!("there are {} tokens in `{}`", tokens.len(), layout::HEAD))),
-    };
-    let entry = fs::read_all(fs, &layout::decision(token)).map_err(failed)?;
-    match frame::open_document(&entry) {
-        Some(_) => Ok(Some((token, style))),
-        None => Err(unfinished(format!("the first decision `{token}` is damaged"))),
-    }
-}
-
-/// Makes the first decision, then the token that names it.
-fn make_first(fs: &dyn Fs, chance: &dyn Chance, at_ms: u64, style: HeadStyle) -> fs::Result<DecisionId> {
-    let id = DecisionId { generation: 0, nonce: Nonce(chance.bits()) };
-    let header = Header {
-        fq: "decision".into(),
-        version: CURRENT,
-        id,
-        prev: None,
-        prev_sha: None,
-        snapshot: None,
-        term: 0,
-        by: WorkerId::new("init", Nonce(chance.bits())),
-        at_ms,
-    };
-    fs::put_new(fs, &layout::decision(id), &frame::close_document(to_line(&header)), 0o644)?;
-    fs::put_new(fs, &layout::head(id, style), TOKEN, 0o644)?;
-    Ok(id)
-}
-
 /// What the token holds. Nobody reads it but a curious person.
 pub(crate) const TOKEN: &[u8] = b"The name of this file is the newest decision. Never copy, rename or remove it.\n";
 
@@ -352,6 +444,17 @@ This directory is a queue of fq jobs. All its state is in files; reading them is
 
 To move the queue: stop all workers, then `mv` or `rsync -a` it. To check it: `fq fsck --dir .`
 ";
+
+/// What helps with an `init` that has not finished. Nothing was ever submitted to such a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Another `init` completes it.
+    Again,
+    /// An `init` by the same user with the same options completes it.
+    SameOptions,
+    /// It is beyond help, since it cannot be told what it was to become.
+    Remove,
+}
 
 /// A queue that cannot be made or opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -381,6 +484,8 @@ pub enum QueueError {
         root: PathBuf,
         /// What was found.
         why: String,
+        /// What helps.
+        remedy: Remedy,
     },
     /// The format is newer than this program.
     Newer {
@@ -451,11 +556,18 @@ impl QueueError {
             Self::NotEmpty { .. } => {
                 Some("name a new or empty directory; `fq init` makes the last part of its path".into())
             }
-            Self::Unfinished { root, .. } => Some(format!(
-                "nothing was ever submitted to it; if no other `fq init` runs and `FQ` is missing, run \
-                 `fq init --dir {0}` again; otherwise remove `{0}` first",
-                root.display()
-            )),
+            Self::Unfinished { root, remedy, .. } => Some(match remedy {
+                Remedy::Again => format!("`fq init --dir {}` completes it", root.display()),
+                Remedy::SameOptions => format!(
+                    "`fq init --dir {0}` by the same user and with the same options completes it; or remove `{0}`: nothing was \
+                     ever submitted to it",
+                    root.display()
+                ),
+                Remedy::Remove => format!(
+                    "nothing was ever submitted to it: once no `fq init` runs any more, remove `{}` and make it anew",
+                    root.display()
+                ),
+            }),
             Self::Newer { .. } => Some("use a newer fq on this host".into()),
             Self::WorldWritable { root, .. } => {
                 Some(format!("`chmod o-w {}` if nobody can have planted anything in it", root.display()))
@@ -463,7 +575,7 @@ impl QueueError {
             Self::Stranger { .. } => Some("a queue for several users is made with `fq init --group`".into()),
             Self::BadLimits { .. } => Some("the defaults hold together; see `limits.json` of a new queue".into()),
             Self::Damaged { path, .. } if path == Path::new(layout::QUEUE) => {
-                Some("restore `FQ` from a backup of this queue; it never changes after `fq init`".into())
+                Some("restore `FQ`, which never changes, from a backup or from `.FQ-0.…` beside it, which has the same bytes".into())
             }
             Self::Exists { .. } | Self::Damaged { .. } | Self::Init { .. } | Self::Fs { .. } => None,
         }
@@ -480,7 +592,7 @@ impl fmt::Display for QueueError {
                 "`{}` is not empty and no queue: it holds `{name}`, for example; nothing was changed",
                 root.display()
             ),
-            Self::Unfinished { root, why } => {
+            Self::Unfinished { root, why, .. } => {
                 write!(f, "`{}` is a queue whose `fq init` has not finished: {why}", root.display())
             }
             Self::Newer { root, .. } | Self::Fs { root, .. } => {
@@ -526,8 +638,11 @@ impl std::error::Error for QueueError {
 mod tests {
     use super::*;
     use crate::clock::fixed::{Dice, Still};
-    use crate::fs::Call;
+    use crate::decision::{Author, Commit, Writer};
     use crate::fs::memory::MemoryFs;
+    use crate::fs::{Call, Entry, Locked, ReadFile, Space, WriteFile};
+    use crate::process::Identity;
+    use crate::protocol::record::Op;
 
     const ROOT: &str = "/scratch/q";
 
@@ -575,7 +690,7 @@ mod tests {
         make(&fs, 1).expect("a queue");
         // The many object buckets are alike: only the steps around them are worth stopping at.
         let steps = fs.step_count();
-        for stop in (0..20).chain(steps - 45..steps) {
+        for stop in (0..20).chain(steps - 50..steps) {
             for power in [false, true] {
                 let fs = MemoryFs::default();
                 fs.crash_after(stop);
@@ -585,18 +700,141 @@ mod tests {
                     fs.lose_power();
                 }
                 match make(&fs, 2) {
-                    Ok(file) => {
-                        assert_eq!(tokens(&fs), [file.first], "stopped after {stop}");
-                        assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file));
-                    }
-                    // Only `FQ` itself can be in the way: whole, or torn, which is for a person to judge.
-                    Err(QueueError::Exists { .. }) => {
-                        read_file(&fs, Path::new(ROOT)).expect("`FQ` was whole already");
-                    }
-                    Err(QueueError::Unfinished { why, .. }) => assert_eq!(why, "`FQ` is cut short"),
-                    Err(other) => panic!("stopped after {stop}: {other}"),
+                    Ok(file) => assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file)),
+                    // Only a whole `FQ` can be in the way.
+                    Err(QueueError::Exists { .. }) => {}
+                    Err(other) => panic!("stopped after {stop}, power lost {power}: {other}"),
                 }
+                let file = read_file(&fs, Path::new(ROOT)).expect("a queue");
+                assert_eq!(tokens(&fs), [file.first], "stopped after {stop}");
+                is_used(&fs, &file);
+                assert_eq!(make(&fs, 3), Err(QueueError::Exists { root: ROOT.into() }));
             }
+        }
+    }
+
+    /// Binds a decision, as the first master does.
+    fn is_used(fs: &MemoryFs, file: &QueueFile) {
+        let dice = Dice::new(9);
+        let mut chain = Writer::open(fs, &dice, file).expect("a chain");
+        let by = WorkerId::new("here", Nonce(1));
+        let identity =
+            Identity { host: "here".into(), boot_id: "b".into(), pid_ns: "p".into(), pid: 1, ticks: 1, uid: file.uid };
+        let lead = Op::Lead { term: 1, master: by.clone(), identity };
+        let id = chain.next_id(&dice);
+        assert_eq!(chain.commit(fs, &dice, &Author { by, term: 1, at_ms: 0 }, id, vec![lead]), Commit::Won);
+    }
+
+    /// Somebody else's `init` dies at any step of completing what a first one left.
+    #[test]
+    fn a_torn_queue_file_is_completed_also_if_that_is_cut_short() {
+        let steps = {
+            let fs = MemoryFs::default();
+            make(&fs, 1).expect("a queue");
+            fs.step_count()
+        };
+        // Created and empty; and with its bytes, which a power loss takes.
+        for (stop, power) in [(steps - 3, false), (steps - 2, true)] {
+            for again in 0..12 {
+                let fs = MemoryFs::default();
+                fs.crash_after(stop);
+                make(&fs, 1).expect_err("it died");
+                fs.restart();
+                if power {
+                    fs.lose_power();
+                }
+                let torn = QueueError::Unfinished {
+                    root: ROOT.into(),
+                    why: "`FQ` is cut short".into(),
+                    remedy: Remedy::Again,
+                };
+                assert_eq!(read_file(&fs, Path::new(ROOT)), Err(torn));
+                let planned = tokens(&fs);
+                fs.crash_after(again);
+                let _ = make(&fs, 2);
+                fs.restart();
+                let file = match make(&fs, 3) {
+                    Ok(file) => file,
+                    Err(QueueError::Exists { .. }) => read_file(&fs, Path::new(ROOT)).expect("it was whole already"),
+                    Err(other) => panic!("stopped after {again}: {other}"),
+                };
+                assert_eq!(planned, [file.first]);
+                is_used(&fs, &file);
+            }
+        }
+    }
+
+    /// The maker was only asleep between creating `FQ` and writing it, and goes on after another one has completed it.
+    #[test]
+    fn a_maker_that_was_taken_for_dead_has_made_the_queue_all_the_same() {
+        let fs = MemoryFs::default();
+        let late = Late { fs: &fs, meanwhile: &|| drop(make(&fs, 2).expect("completed")) };
+        let file = init_on(&late, &Dice::new(1), &Still, Path::new(ROOT), 1000, &InitOptions::default());
+        let file = file.expect("its queue");
+        assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file.clone()));
+        assert_eq!(tokens(&fs), [file.first]);
+    }
+
+    /// Nobody can tell whose `FQ` it was to be.
+    #[test]
+    fn a_torn_queue_file_beside_two_tokens_is_left_for_a_person() {
+        let fs = MemoryFs::default();
+        make(&fs, 1).expect("a queue");
+        fs.tamper(Path::new(layout::QUEUE), Vec::clear);
+        put(&fs, &layout::head(DecisionId { generation: 0, nonce: Nonce(5) }, HeadStyle::Plain).to_string_lossy());
+        let before = fs.files();
+        assert!(matches!(make(&fs, 2), Err(QueueError::Unfinished { remedy: Remedy::Remove, .. })));
+        assert_eq!(fs.files(), before);
+    }
+
+    #[test]
+    fn an_init_is_completed_only_with_the_options_and_by_the_user_it_was_begun_with() {
+        let begun = |stop: u64| {
+            let fs = MemoryFs::default();
+            make(&fs, 1).expect("a queue");
+            let steps = fs.step_count();
+            let fs = MemoryFs::default();
+            fs.crash_after(steps - stop);
+            make(&fs, 1).expect_err("it died");
+            fs.restart();
+            fs
+        };
+        let group = InitOptions { group: Some(50), ..InitOptions::default() };
+        // Before `FQ` is there, and when it is torn.
+        for stop in [4, 3] {
+            for (uid, options) in [(1000, &group), (1001, &InitOptions::default())] {
+                let fs = begun(stop);
+                let made = init_on(&fs, &Dice::new(2), &Still, Path::new(ROOT), uid, options);
+                let Err(QueueError::Unfinished { why, remedy: Remedy::SameOptions, .. }) = made else {
+                    panic!("{made:?}")
+                };
+                assert_eq!(why, "user 1000 has begun it, for no group and with durability `full`");
+                make(&fs, 3).expect("completed");
+            }
+        }
+    }
+
+    /// A disk fault, not an `init` that was cut short: what was submitted is not given up.
+    #[test]
+    fn a_queue_that_was_used_and_lost_its_queue_file_is_called_damaged() {
+        for is_missing in [false, true] {
+            let fs = MemoryFs::default();
+            let file = make(&fs, 1).expect("a queue");
+            is_used(&fs, &file);
+            if is_missing {
+                fs.unlink(Path::new(layout::QUEUE)).expect("removed");
+            } else {
+                fs.tamper(Path::new(layout::QUEUE), |bytes| bytes.truncate(20));
+            }
+            let before = fs.files();
+            let error = read_file(&fs, Path::new(ROOT)).expect_err("no whole `FQ`");
+            assert!(matches!(error, QueueError::Damaged { .. }), "{error:?}");
+            assert!(error.hint().is_some_and(|hint| hint.contains(".FQ-0.")));
+            assert!(matches!(make(&fs, 2), Err(QueueError::Damaged { .. })));
+            assert!(before.iter().all(|path| fs.files().contains(path)));
+            let plan = fs.get(&layout::plan(file.first)).expect("its copy");
+            fs.put(Path::new(layout::QUEUE), &plan);
+            assert_eq!(read_file(&fs, Path::new(ROOT)), Ok(file));
         }
     }
 
@@ -619,17 +857,6 @@ mod tests {
         let fs = MemoryFs::default();
         put(&fs, ".snapshot");
         assert!(make(&fs, 1).is_ok());
-    }
-
-    #[test]
-    fn a_token_of_a_later_decision_without_fq_is_not_taken_for_an_unfinished_init() {
-        let fs = MemoryFs::default();
-        let file = make(&fs, 1).expect("a queue");
-        fs.unlink(Path::new(layout::QUEUE)).expect("removed");
-        let later = DecisionId { generation: 7, nonce: Nonce(7) };
-        fs.rename(&layout::head(file.first, HeadStyle::Plain), &layout::head(later, HeadStyle::Plain)).expect("moved");
-        assert!(matches!(make(&fs, 2), Err(QueueError::Unfinished { .. })));
-        assert_eq!(tokens(&fs), [later]);
     }
 
     #[test]
@@ -678,5 +905,61 @@ mod tests {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         assert_eq!(cause.as_deref(), Some("cannot open `FQ`: no such file or directory"));
         assert_eq!(error.hint().as_deref(), Some("create one with `fq init --dir /scratch/q`"));
+    }
+
+    /// Files on which something happens between the creation of `FQ` and its first byte.
+    struct Late<'a> {
+        fs: &'a MemoryFs,
+        meanwhile: &'a (dyn Fn() + Sync),
+    }
+
+    impl Fs for Late<'_> {
+        fn list(&self, dir: &Path) -> fs::Result<Vec<Entry>> {
+            self.fs.list(dir)
+        }
+
+        fn open(&self, path: &Path) -> fs::Result<Box<dyn ReadFile>> {
+            self.fs.open(path)
+        }
+
+        fn create(&self, path: &Path, mode: u32) -> fs::Result<Box<dyn WriteFile>> {
+            let file = self.fs.create(path, mode)?;
+            if path == Path::new(layout::QUEUE) {
+                (self.meanwhile)();
+            }
+            Ok(file)
+        }
+
+        fn rename(&self, from: &Path, to: &Path) -> fs::Result<()> {
+            self.fs.rename(from, to)
+        }
+
+        fn unlink(&self, path: &Path) -> fs::Result<()> {
+            self.fs.unlink(path)
+        }
+
+        fn mkdir(&self, dir: &Path) -> fs::Result<()> {
+            self.fs.mkdir(dir)
+        }
+
+        fn rmdir(&self, dir: &Path) -> fs::Result<()> {
+            self.fs.rmdir(dir)
+        }
+
+        fn sync_dir(&self, dir: &Path) -> fs::Result<()> {
+            self.fs.sync_dir(dir)
+        }
+
+        fn drops_names(&self) -> bool {
+            self.fs.drops_names()
+        }
+
+        fn lock(&self, path: &Path, limit: std::time::Duration) -> Locked {
+            self.fs.lock(path, limit)
+        }
+
+        fn space(&self) -> fs::Result<Space> {
+            self.fs.space()
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! `fq init`: makes a queue.
 
 use fq::protocol::record::Durability;
-use fq::queue::{self, InitOptions};
+use fq::queue::InitOptions;
 
-use super::place::{Place, group_id};
-use super::{Outcome, exit, out};
+use super::place::{Place, group_id, make};
+use super::{Outcome, exit};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +43,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Care::Full => Durability::Full,
         Care::None => Durability::None,
     };
-    queue::init(dir, &InitOptions { durability, group, ..InitOptions::default() })?;
-    out::remark(&format!("made a new queue in `{}`", dir.display()));
+    make(dir, &InitOptions { durability, group, ..InitOptions::default() })?;
     Ok(exit::OK)
 }

@@ -55,11 +55,8 @@ pub(crate) fn open_or_make(dir: &Path) -> Result<Queue, Failure> {
             Err(QueueError::NoQueue { .. } | QueueError::Unfinished { .. }) => {}
             other => return Ok(other?),
         }
-        match fq::queue::init(dir, &InitOptions::default()) {
-            Ok(queue) => {
-                out::remark(&format!("made a new queue in `{}`", dir.display()));
-                return Ok(queue);
-            }
+        match make(dir, &InitOptions::default()) {
+            Ok(queue) => return Ok(queue),
             // Somebody else is at it, or has just done it.
             Err(QueueError::Exists { .. } | QueueError::Unfinished { .. })
                 if HostClock.boot().saturating_sub(start) < MAKING =>
@@ -69,6 +66,19 @@ pub(crate) fn open_or_make(dir: &Path) -> Result<Queue, Failure> {
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Makes a queue in `dir`, or completes one, and says which.
+pub(crate) fn make(dir: &Path, options: &InitOptions) -> Result<Queue, QueueError> {
+    let is_begun = matches!(Queue::open(dir), Err(QueueError::Unfinished { .. }));
+    let queue = fq::queue::init(dir, options)?;
+    let dir = dir.display();
+    out::remark(&if is_begun {
+        format!("completed the queue in `{dir}`, which an earlier `fq init` had begun")
+    } else {
+        format!("made a new queue in `{dir}`")
+    });
+    Ok(queue)
 }
 
 impl From<QueueError> for Failure {

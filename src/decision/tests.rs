@@ -779,8 +779,6 @@ fn a_crash_at_any_of_the_last_calls_of_init_leaves_what_the_next_init_completes(
         let again = queue::init_on(&fs, &HostChance, &HostClock, dir.path(), 7, &InitOptions::default());
         match again {
             Ok(_) | Err(queue::QueueError::Exists { .. }) => {}
-            // Refused with a sentence on what to do, and nothing was believed.
-            Err(queue::QueueError::Unfinished { .. } | queue::QueueError::Damaged { .. }) => continue,
             Err(e) => panic!("at call {calls}: {e}"),
         }
         let file = queue::read_file(&fs, dir.path()).expect("a queue");

@@ -88,6 +88,11 @@ pub fn parse_request(name: &str) -> Option<Nonce> {
     name.strip_suffix(".json")?.parse().ok()
 }
 
+/// What `FQ` is to say of the queue that begins with `first`: the same bytes, made by `fq init` before the token.
+pub fn plan(first: DecisionId) -> PathBuf {
+    PathBuf::from(format!(".{QUEUE}-{first}"))
+}
+
 /// The token while `id` is the newest decision.
 pub fn head(id: DecisionId, style: HeadStyle) -> PathBuf {
     Path::new(HEAD).join(match style {
