@@ -5,12 +5,14 @@
 //! - Its size is bounded, whatever the queue holds: [`ROWS_MAX`] rows a table, and a line that says how many there are more.
 //! - A table has one row a line, fields parted by a tab, the first line names them; a field holds neither tab nor line feed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::clock::Chance;
 use crate::fs::{Fs, publish};
-use crate::protocol::id::WorkerId;
+use crate::protocol::digest::Digest;
+use crate::protocol::id::{DecisionId, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::lifecycle::TaskState;
 use crate::state::{Counts, Job, State, Worker, WorkerStatus};
@@ -36,10 +38,44 @@ const COLUMNS: [TaskState; 8] = [
     TaskState::Held,
 ];
 
+/// However little changes, a file is written again after so long: a deposed master may have put an older one in its place.
+const REFRESH_MS: u64 = 300_000;
+
 /// Publishes all files of the view. Errors are of no consequence: what could not be written is written the next time.
 pub fn write(fs: &dyn Fs, chance: &dyn Chance, state: &State, now_ms: u64) {
-    for (name, bytes) in render(state, now_ms) {
-        let _ = publish(fs, chance, &Path::new(layout::VIEW).join(name), &bytes, MODE);
+    Writer::default().write(fs, chance, state, now_ms);
+}
+
+/// Publishes the view again and again, and of it only what has changed.
+///
+/// What it knows of the files holds for one reign: in another one somebody else has written them since.
+#[derive(Debug, Default)]
+pub struct Writer {
+    /// The `lead` decision of the reign.
+    reign: Option<DecisionId>,
+    /// What was published last, and at which wall time.
+    written: BTreeMap<&'static str, (Digest, u64)>,
+}
+
+impl Writer {
+    /// Publishes the files that are not as this writer has published them last. What could not be written is written the next time.
+    pub fn write(&mut self, fs: &dyn Fs, chance: &dyn Chance, state: &State, now_ms: u64) {
+        let reign = state.master.as_ref().map(|leader| leader.lead);
+        if reign.is_none() || reign != self.reign {
+            self.written.clear();
+        }
+        self.reign = reign;
+        for (name, bytes) in render(state, now_ms) {
+            let digest = Digest::of(&bytes);
+            let is_fresh = |at_ms: u64| now_ms.abs_diff(at_ms) < REFRESH_MS;
+            if self.written.get(name).is_some_and(|&(sha, at_ms)| sha == digest && is_fresh(at_ms)) {
+                continue;
+            }
+            match publish(fs, chance, &Path::new(layout::VIEW).join(name), &bytes, MODE) {
+                Ok(()) => self.written.insert(name, (digest, now_ms)),
+                Err(_) => self.written.remove(name),
+            };
+        }
     }
 }
 
@@ -237,8 +273,11 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::digest::Digest;
-    use crate::protocol::id::{DecisionId, JobId, Nonce, Ranges};
+    use crate::clock::fixed::Dice;
+    use crate::fs::memory::MemoryFs;
+    use crate::fs::{Call, Counting, Faulty, Rule};
+    use crate::process::Identity;
+    use crate::protocol::id::{JobId, Nonce, Ranges};
     use crate::protocol::record::{Action, Ingest, Needs, Op};
 
     fn submit(job: u64, name: &str, tasks: u64, hold: bool) -> Op {
@@ -325,5 +364,53 @@ mod tests {
         let shown = text(&state(&ops), "STATUS");
         assert_eq!(shown.lines().filter(|l| l.starts_with("rejected")).count(), REJECTED_MAX + 1);
         assert!(shown.contains("rejected   50 x\n") && shown.ends_with("rejected   and 30 more\n"), "{shown}");
+    }
+
+    /// A state on top of `before`, or of nothing, in which `term` is led.
+    fn led(term: u64, ops: &[Op]) -> State {
+        let by = WorkerId::new("here", Nonce(term));
+        let identity =
+            Identity { host: "here".into(), boot_id: "b".into(), pid_ns: "p".into(), pid: 1, ticks: 1, uid: 1000 };
+        let id = |generation| DecisionId { generation, nonce: Nonce(generation) };
+        let mut state = State::new(id(0));
+        for term in 1..=term {
+            let lead = Op::Lead { term, master: by.clone(), identity: identity.clone() };
+            state.apply_group(id(term), &[lead]).unwrap_or_else(|e| panic!("{e}"));
+        }
+        state.apply_group(id(term + 1), ops).unwrap_or_else(|e| panic!("{e}"));
+        state
+    }
+
+    #[test]
+    fn only_what_has_changed_is_written_again() {
+        let memory = MemoryFs::default();
+        for dir in layout::DIRECTORIES {
+            let _ = memory.mkdir(Path::new(dir));
+        }
+        let fs = Counting::new(Faulty::new(memory));
+        let mut writer = Writer::default();
+        let files_written = |writer: &mut Writer, state: &State, now_ms: u64| {
+            let before = fs.counts();
+            writer.write(&fs, &Dice::new(now_ms), state, now_ms);
+            (fs.counts() - before).of(Call::Create)
+        };
+        let one = led(1, &[submit(1, "a", 1, false)]);
+        assert_eq!(files_written(&mut writer, &one, 1000), 5, "all at first");
+        assert_eq!(files_written(&mut writer, &one, 1000), 0);
+        assert_eq!(files_written(&mut writer, &one, 2000), 1, "the time that `STATUS` tells");
+        let two = led(1, &[submit(1, "a", 1, false), submit(2, "b", 1, false)]);
+        assert_eq!(files_written(&mut writer, &two, 3000), 2, "and the table of jobs");
+        // Whoever led meanwhile has written all of them.
+        let later = led(3, &[submit(1, "a", 1, false), submit(2, "b", 1, false)]);
+        assert_eq!(files_written(&mut writer, &later, 4000), 5, "all, after another reign");
+        assert_eq!(files_written(&mut writer, &state(&[]), 5000), 5, "all, where nobody leads any more");
+        // What failed is tried again.
+        assert_eq!(files_written(&mut writer, &later, 6000), 5);
+        fs.inner().add(Rule::new(Call::Write, libc::ENOSPC).on("view/"));
+        assert_eq!(files_written(&mut writer, &two, 7000), 5);
+        fs.inner().heal();
+        assert_eq!(files_written(&mut writer, &two, 7000), 5);
+        assert_eq!(files_written(&mut writer, &two, 7000), 0);
+        assert_eq!(files_written(&mut writer, &two, 7000 + REFRESH_MS), 5, "all now and then");
     }
 }

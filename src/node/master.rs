@@ -13,7 +13,6 @@ use crate::process::{HostProcess, Signals, ThisHost};
 use crate::protocol::id::WorkerId;
 use crate::protocol::layout;
 use crate::queue::Queue;
-use crate::state::State;
 use crate::view;
 
 use super::Janitor;
@@ -177,6 +176,7 @@ struct Turn {
     hints: Sender<Told>,
     watch: Option<Watch>,
     watched: std::collections::BTreeSet<WorkerId>,
+    view: Arc<Mutex<view::Writer>>,
 }
 
 impl Turn {
@@ -184,7 +184,8 @@ impl Turn {
         let options = Options { me, nudges: !queue.fs.mount().kind.is_local() };
         let master = Master::new(queue.file.clone(), options, HostClock.boot());
         let janitor = Janitor::start(queue.fs.clone()).ok();
-        Self { master, janitor, hints, watch: None, watched: std::collections::BTreeSet::new() }
+        let watched = std::collections::BTreeSet::new();
+        Self { master, janitor, hints, watch: None, watched, view: Arc::default() }
     }
 
     fn step(&mut self, queue: &Queue, host: &ThisHost, say: &dyn Fn(&str)) -> Result<Duration, Halt> {
@@ -199,7 +200,7 @@ impl Turn {
         if let Some(janitor) = &self.janitor {
             janitor.remove(step.removals);
             for chore in step.chores {
-                hand_over(janitor, chore, self.master.state(), &self.hints);
+                self.hand_over(janitor, chore);
             }
         }
         self.keep_watch(queue);
@@ -216,10 +217,29 @@ impl Turn {
         if let Some(janitor) = self.janitor.take() {
             if has_led {
                 // Perhaps nobody leads for a long time: people see how it ended.
-                hand_over(&janitor, Chore::Render, self.master.state(), &self.hints);
+                self.hand_over(&janitor, Chore::Render);
             }
             janitor.finish(Duration::from_secs(2));
         }
+    }
+
+    fn hand_over(&self, janitor: &Janitor, chore: Chore) {
+        let Some(state) = self.master.state().cloned() else { return };
+        if chore == Chore::Render {
+            let view = self.view.clone();
+            janitor.perform(move |fs| {
+                if let Ok(mut view) = view.lock() {
+                    view.write(fs, &HostChance, &state, HostClock.wall_ms());
+                }
+            });
+            return;
+        }
+        let reports = self.hints.clone();
+        janitor.perform(move |fs| {
+            if let Some(report) = chore.perform(fs, &state) {
+                let _ = reports.send(Told::Report(report));
+            }
+        });
     }
 
     /// Watches what a leader looks at, for as long as it leads.
@@ -286,20 +306,6 @@ fn what_changed(paths: &[PathBuf]) -> Vec<Hint> {
         hints.extend([Hint::Jobs, Hint::Control, Hint::Workers]);
     }
     hints
-}
-
-fn hand_over(janitor: &Janitor, chore: Chore, state: Option<&State>, reports: &Sender<Told>) {
-    let Some(state) = state.cloned() else { return };
-    if chore == Chore::Render {
-        janitor.perform(move |fs| view::write(fs, &HostChance, &state, HostClock.wall_ms()));
-        return;
-    }
-    let reports = reports.clone();
-    janitor.perform(move |fs| {
-        if let Some(report) = chore.perform(fs, &state) {
-            let _ = reports.send(Told::Report(report));
-        }
-    });
 }
 
 #[cfg(test)]

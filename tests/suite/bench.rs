@@ -145,6 +145,7 @@ pub(crate) struct Boss<'a> {
     fs: &'a Files,
     master: Master,
     host: &'a dyn Host,
+    view: fq::view::Writer,
     /// When its next step is due.
     pub(crate) due: Duration,
     /// What it said.
@@ -172,7 +173,8 @@ impl<'a> Boss<'a> {
     fn with(bench: &'a Bench, fs: &'a Files, me: WorkerId, host: &'a dyn Host) -> Self {
         let options = fq::master::Options { me, nudges: false };
         let master = Master::new(bench.file.clone(), options, bench.clock.boot());
-        Self { bench, fs, master, host, due: bench.clock.boot(), notes: Vec::new(), halt: None }
+        let (view, due) = (fq::view::Writer::default(), bench.clock.boot());
+        Self { bench, fs, master, host, view, due, notes: Vec::new(), halt: None }
     }
 
     /// One step and the removals that follow it; the view is rendered if `with_view`.
@@ -185,7 +187,7 @@ impl<'a> Boss<'a> {
         }
         for chore in step.chores {
             if let (true, fq::master::Chore::Render, Some(state)) = (with_view, chore, self.master.state()) {
-                fq::view::write(self.fs, &HostChance, state, bench.clock.wall_ms());
+                self.view.write(self.fs, &HostChance, state, bench.clock.wall_ms());
             }
         }
         self.notes.extend(step.notes);
