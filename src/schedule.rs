@@ -197,7 +197,8 @@ pub fn unfit(job: &Job, worker: &Worker) -> Option<String> {
         return Some(format!("it has {} of the {} bytes of memory", worker.admit.mem, needs.mem));
     }
     let uid = job.spec.uid;
-    let trusted = uid == trust.uid || trust.uids.contains(&uid) || trust.gid.is_some();
+    // Who is in the group only the worker knows; one of root trusts no group.
+    let trusted = uid == trust.uid || trust.uids.contains(&uid) || (trust.gid.is_some() && trust.uid != 0);
     if !trusted || worker.refuses.contains(&uid) {
         return Some(format!("it does not run tasks of user {uid}"));
     }

@@ -3,7 +3,8 @@
 use fq::protocol::record::Durability;
 use fq::queue::InitOptions;
 
-use super::place::{Place, group_id, make};
+use super::error::Failure;
+use super::place::{Place, group_id, is_in, make, warn_outsider};
 use super::{Outcome, exit};
 
 const EXAMPLES: &str = "\
@@ -39,10 +40,20 @@ enum Care {
 pub(crate) fn run(args: &Args) -> Outcome {
     let dir = args.place.dir()?;
     let group = args.group.as_deref().map(group_id).transpose()?;
+    if let Some(gid) = group.filter(|&gid| !is_in(gid)) {
+        let named = args.group.as_deref().unwrap_or_default();
+        return Err(Failure::new(
+            exit::REFUSED,
+            format!("cannot share a queue with group `{named}`: you are not in it"),
+        )
+        .note("nothing was made")
+        .hint(format!("`id` shows your groups; after joining group {gid} log in anew, or use `newgrp`")));
+    }
     let durability = match args.durability {
         Care::Full => Durability::Full,
         Care::None => Durability::None,
     };
     make(dir, &InitOptions { durability, group, ..InitOptions::default() })?;
+    group.into_iter().for_each(warn_outsider);
     Ok(exit::OK)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fq::clock::{Clock as _, HostClock};
+use fq::process::groups_of;
 use fq::queue::{InitOptions, Queue, QueueError};
 
 use super::error::{Failure, Plain, code_of};
@@ -145,6 +146,26 @@ pub(crate) fn group_id(text: &str) -> Result<u32, Failure> {
 /// number.
 pub(crate) fn user_id(text: &str) -> Result<u32, Failure> {
     look_up(text, "/etc/passwd", "user")
+}
+
+/// Whether this process may give files to `group`.
+pub(crate) fn is_in(group: u32) -> bool {
+    let gid = |gid: rustix::process::Gid| gid.as_raw() == group;
+    let others = rustix::process::getgroups().unwrap_or_default();
+    rustix::process::geteuid().is_root() || gid(rustix::process::getegid()) || others.into_iter().any(gid)
+}
+
+/// Says so if the workers of others in a queue for `group` will not know this user for one of its members.
+pub(crate) fn warn_outsider(group: u32) {
+    let me = rustix::process::geteuid().as_raw();
+    let why = match groups_of(me) {
+        Some(groups) if groups.contains(&group) => return,
+        Some(_) => format!("does not have user {me} in group {group}"),
+        None => format!("does not know user {me}"),
+    };
+    out::remark(&format!(
+        "the user database of this host {why}: workers of others run tasks of this user only with `--trust {me}`"
+    ));
 }
 
 /// The third field of the line in `file` whose first is `text`.

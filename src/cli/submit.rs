@@ -111,6 +111,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         None => submit(&queue, draft)?,
     };
     out::line(&job.to_string())?;
+    queue.file.gid.into_iter().for_each(place::warn_outsider);
     if !args.wait {
         return Ok(exit::OK);
     }

@@ -93,7 +93,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
 /// Starts the worker proper and watches over it, and over its successors.
 fn keep(args: &Args) -> Outcome {
     let begun = HostClock.boot();
-    args.place.open()?.limits()?;
+    let queue = args.place.open()?;
+    trusted(args, queue.file.gid)?;
+    queue.limits()?;
+    drop(queue);
     let broken =
         |error: &std::io::Error| Failure::new(exit::FQ_FAILED, "cannot start the worker").because(&Plain(error));
     let program = std::env::current_exe().map_err(|e| broken(&e))?;
@@ -125,6 +128,30 @@ fn keep(args: &Args) -> Outcome {
     }
 }
 
+/// Whom `--trust` names, in a queue for the group `of_queue`: users, and the one group besides.
+fn trusted(args: &Args, of_queue: Option<u32>) -> Result<(Vec<u32>, Option<u32>), Failure> {
+    let (mut users, mut group) = (Vec::new(), None);
+    for who in &args.trust {
+        let Some(name) = who.strip_prefix('@') else {
+            users.push(user_id(who)?);
+            continue;
+        };
+        let gid = group_id(name)?;
+        let hint = "name its users instead: `--trust USER`, as often as needed";
+        if rustix::process::geteuid().is_root() {
+            return Err(Failure::usage(format!("a worker of root trusts no group, not even `{who}`")).hint(hint));
+        }
+        match group.or(of_queue) {
+            Some(other) if other != gid => {
+                return Err(Failure::usage(format!("a worker trusts one group, and besides {other} there is `{who}`"))
+                    .hint(hint));
+            }
+            _ => group = Some(gid),
+        }
+    }
+    Ok((users, group))
+}
+
 fn work(args: &Args, link: &Link) -> Outcome {
     let not_yet = |may_pass: bool| {
         if may_pass {
@@ -132,13 +159,7 @@ fn work(args: &Args, link: &Link) -> Outcome {
         }
     };
     let queue = Arc::new(Queue::open(args.place.dir()?).inspect_err(|error| not_yet(error.may_pass()))?);
-    let (mut trusted, mut trusted_group) = (Vec::new(), None);
-    for who in &args.trust {
-        match who.strip_prefix('@') {
-            Some(group) => trusted_group = Some(group_id(group)?),
-            None => trusted.push(user_id(who)?),
-        }
-    }
+    let (trusted, trusted_group) = trusted(args, queue.file.gid)?;
     let bin = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("fq"));
     let setup = WorkerSetup {
         cpus: match args.cpus {

@@ -29,9 +29,12 @@ impl Room {
     }
 
     fn worker(&mut self, name: &str, cpus: u32, mem: u64) -> WorkerId {
+        self.worker_with(name, cpus, mem, Trust { uid: 7, ..Trust::default() })
+    }
+
+    fn worker_with(&mut self, name: &str, cpus: u32, mem: u64, trust: Trust) -> WorkerId {
         let w = WorkerId::new(name, Nonce(1));
         let worker = Identity { host: name.into(), boot_id: "b".into(), pid_ns: "p".into(), pid: 1, ticks: 1, uid: 7 };
-        let trust = Trust { uid: 7, ..Trust::default() };
         let (lock, self_fence_ms) = (LockVerdict::Held, 1);
         self.apply(Op::Admit(Box::new(Admit {
             w: w.clone(),
@@ -396,6 +399,18 @@ proptest! {
             prop_assert!(room.state.workers.values().all(|w| unfit(job, w).is_some()), "job {} is never run", id);
         }
     }
+}
+
+/// Whether a user is in the group only the worker can tell; but one of root runs nothing on the word of a group.
+#[test]
+fn a_worker_of_root_gets_no_tasks_of_a_group() {
+    let mut room = Room::new();
+    let job = room.job(1, 1, Needs::default());
+    let member = room.worker_with("member", 1, 0, Trust { uid: 8, gid: Some(50), uids: Vec::new() });
+    let root = room.worker_with("root", 1, 0, Trust { uid: 0, gid: Some(50), uids: Vec::new() });
+    let named = room.worker_with("named", 1, 0, Trust { uid: 0, gid: Some(50), uids: vec![7] });
+    let fits = |w: &WorkerId| unfit(&room.state.jobs[&job], &room.state.workers[w]).is_none();
+    assert_eq!([&member, &root, &named].map(fits), [true, false, true]);
 }
 
 /// Not a test of time: `cargo test --release -- --ignored --nocapture placing` shows it.

@@ -18,7 +18,18 @@ const GROUP: u32 = 12000;
 struct Shared {
     room: Stage,
     fq: PathBuf,
+    /// What stands in for `/etc/passwd` and `/etc/group`.
+    database: Option<[PathBuf; 2]>,
 }
+
+/// A host that knows Ann and Ben for members of a group, and Eve for somebody else.
+const DATABASE: [(&str, &str); 2] = [
+    (
+        "passwd",
+        "root:x:0:0::/:/bin/sh\nann:x:12001:12001::/:/bin/sh\nben:x:12002:12002::/:/bin/sh\neve:x:12003:12003::/:/bin/sh\n",
+    ),
+    ("group", "root:x:0:\nann:x:12001:\nben:x:12002:\neve:x:12003:\nlab:x:12000:ann,ben\nother:x:12009:\n"),
+];
 
 /// What a command of one of the users came to.
 #[derive(Debug)]
@@ -29,6 +40,15 @@ struct Done {
 }
 
 impl Done {
+    fn of(mut command: Command) -> Self {
+        let output = command.stdin(Stdio::null()).output().expect("it can be started");
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
     #[track_caller]
     fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{self:?}");
@@ -53,13 +73,41 @@ impl Shared {
         let fq = room.path("fq");
         std::fs::copy(FQ, &fq).expect("the program can be copied");
         mode(&fq, 0o755);
-        Some(Self { room: Stage::around(room), fq })
+        Some(Self { room: Stage::around(room), fq, database: None })
+    }
+
+    /// The same on a host whose user database knows them; `None`, with a remark, where that cannot be played.
+    fn on_a_host_that_knows_them() -> Option<Self> {
+        if let Err(why) = helper("unshare", &["-m", "true"]) {
+            remark(&format!("skipped: {why}"));
+            return None;
+        }
+        let mut shared = Self::new()?;
+        shared.database = Some(DATABASE.map(|(name, text)| {
+            let path = shared.room.file(name, text);
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("the mode can be changed");
+            path
+        }));
+        Some(shared)
     }
 
     /// The command `fq ARGS` of a user under umask 077; Eve is not in the group.
     fn command(&self, uid: u32, args: &[&str]) -> Command {
-        let gid = if uid == EVE { EVE } else { GROUP };
-        let mut command = Command::new("setpriv");
+        self.command_in(if uid == EVE { EVE } else { GROUP }, uid, args)
+    }
+
+    /// The same of a user whose process is in group `gid`, whatever the database says.
+    fn command_in(&self, gid: u32, uid: u32, args: &[&str]) -> Command {
+        let mut command = match &self.database {
+            None => Command::new("setpriv"),
+            Some(files) => {
+                let mut command = Command::new("unshare");
+                let script =
+                    "mount --bind \"$1\" /etc/passwd && mount --bind \"$2\" /etc/group && shift 2 && exec \"$@\"";
+                command.args(["-m", "sh", "-c", script, "sh"]).args(files).arg("setpriv");
+                command
+            }
+        };
         command.args(["--reuid", &uid.to_string(), "--regid", &gid.to_string(), "--clear-groups"]);
         command.args(["sh", "-c", "umask 077; exec \"$@\"", "sh"]).arg(&self.fq).args(args);
         command.current_dir(self.room.path("")).env("FQ_DIR", self.room.queue()).env_remove("PWD");
@@ -67,12 +115,12 @@ impl Shared {
     }
 
     fn fq(&self, uid: u32, args: &[&str]) -> Done {
-        let output = self.command(uid, args).stdin(Stdio::null()).output().expect("setpriv can be started");
-        Done {
-            code: output.status.code().unwrap_or(-1),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        Done::of(self.command(uid, args))
+    }
+
+    /// As Eve, whose process is in the group for once.
+    fn fq_of_eve_in_the_group(&self, args: &[&str]) -> Done {
+        Done::of(self.command_in(GROUP, EVE, args))
     }
 
     /// A queue that Ann makes for the group.
@@ -103,6 +151,71 @@ fn two_users_share_a_queue_under_a_strict_umask() {
     }
     // Output files are Ann's business: her worker can write where she asked.
     shared.fq(ANN, &["cancel", "1"]).exits(0);
+}
+
+#[test]
+fn members_by_the_user_database_run_each_others_tasks() {
+    let Some(shared) = Shared::on_a_host_that_knows_them() else { return };
+    let made = shared.fq(ANN, &["init", "--group", "lab"]).exits(0);
+    assert!(!made.err.contains("--trust"), "{made:?}");
+    shared.room.set_limits(QUICK);
+    let said = shared.fq(ANN, &["submit", "--wrap", "id -u"]).exits(0);
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("1\n", ""));
+    shared.fq(BEN, &["worker", "--until-empty"]).exits(0);
+    assert_eq!(shared.fq(ANN, &["result", "1"]).exits(0).out, format!("{BEN}\n"));
+    // To trust the queue's own group is nothing new.
+    shared.fq(BEN, &["submit", "--wrap", "id -u"]).exits(0);
+    shared.fq(ANN, &["worker", "--until-empty", "--trust", "@lab"]).exits(0);
+    assert_eq!(shared.fq(BEN, &["result", "2"]).exits(0).out, format!("{ANN}\n"));
+}
+
+#[test]
+fn who_is_in_the_group_by_her_process_alone_is_told_that_nobody_knows_her() {
+    let Some(shared) = Shared::on_a_host_that_knows_them() else { return };
+    shared.fq(ANN, &["init", "--group", "lab"]).exits(0);
+    shared.room.set_limits(QUICK);
+    let said = shared.fq_of_eve_in_the_group(&["submit", "--wrap", "id -u"]).exits(0);
+    assert_eq!(said.out, "1\n");
+    assert!(
+        said.err.contains("does not have user 12003 in group 12000") && said.err.contains("`--trust 12003`"),
+        "{said:?}"
+    );
+    shared.fq(BEN, &["worker", "--until-empty"]).exits(0);
+    assert_eq!(
+        shared.fq(ANN, &["list", "--state", "ready", "-q"]).exits(0).out,
+        "1\n",
+        "it waits for one that trusts her"
+    );
+    shared.fq(BEN, &["worker", "--until-empty", "--trust", "eve"]).exits(0);
+    assert_eq!(shared.fq(ANN, &["result", "1"]).exits(0).out, format!("{BEN}\n"));
+}
+
+#[test]
+fn who_has_no_entry_in_the_user_database_is_told_so() {
+    let Some(shared) = Shared::new() else { return };
+    let said = shared.fq(ANN, &["init", "--group", &GROUP.to_string()]).exits(0);
+    assert!(said.err.contains("does not know user 12001") && said.err.contains("`--trust 12001`"), "{said:?}");
+    let said = shared.fq(ANN, &["submit", "--", "true"]).exits(0);
+    assert!(said.err.contains("does not know user 12001"), "{said:?}");
+}
+
+#[test]
+fn a_queue_is_not_shared_with_a_group_that_its_maker_is_not_in() {
+    let Some(shared) = Shared::on_a_host_that_knows_them() else { return };
+    let said = shared.fq(EVE, &["init", "--group", "lab"]).exits(6);
+    assert!(said.err.contains("you are not in it") && !shared.room.queue().exists(), "{said:?}");
+    let said = shared.fq(ANN, &["init", "--group", "nobody-has-heard-of-it"]).exits(2);
+    assert!(said.err.contains("getent group") && !shared.room.queue().exists(), "{said:?}");
+}
+
+#[test]
+fn a_worker_trusts_one_group_and_root_trusts_none() {
+    let Some(shared) = Shared::on_a_host_that_knows_them() else { return };
+    shared.fq(ANN, &["init", "--group", "lab"]).exits(0);
+    let said = shared.fq(BEN, &["worker", "--until-empty", "--trust", "@other"]).exits(2);
+    assert!(said.err.contains("a worker trusts one group, and besides 12000 there is `@other`"), "{said:?}");
+    let said = Done::of(shared.command_in(0, 0, &["worker", "--until-empty", "--trust", "@lab"])).exits(2);
+    assert!(said.err.contains("a worker of root trusts no group"), "{said:?}");
 }
 
 #[test]
