@@ -15,7 +15,7 @@ use crate::protocol::record::{
 };
 use crate::protocol::version::CURRENT;
 
-use super::lead::Lead;
+use super::lead::{IDLE_SCAN, Lead};
 use super::{Env, Halt, Outcome};
 
 /// The largest manifest that is read. Larger inputs are objects of the store.
@@ -28,9 +28,20 @@ const INGEST_MAX: usize = 500;
 const TORN_LOOKS: u32 = 6;
 
 impl Lead {
+    /// The longest gaps between two looks for what clients write: while there was news lately, and after.
     fn gaps(&self) -> (Duration, Duration) {
-        let longest = Limits::span(self.work.limits.poll_ms);
-        (longest, Lead::idle_scan().max(longest))
+        let limits = &self.work.limits;
+        let (longest, idle) = (Limits::span(limits.poll_ms), Limits::span(limits.idle_poll_ms));
+        (longest, IDLE_SCAN.min(idle).max(longest))
+    }
+
+    /// The same for new workers. Where no task waits for one they may wait.
+    fn worker_gaps(&self) -> (Duration, Duration) {
+        let (longest, idle) = self.gaps();
+        match self.work.queue().next() {
+            Some(_) => (longest, idle),
+            None => (idle, Limits::span(self.work.limits.idle_poll_ms).max(idle)),
+        }
     }
 
     /// Admits workers that have introduced themselves.
@@ -79,7 +90,7 @@ impl Lead {
                 }
             }
         }
-        let (longest, idle) = self.gaps();
+        let (longest, idle) = self.worker_gaps();
         self.workers.looked(env.clock.boot(), news, longest, idle);
         Ok(())
     }
@@ -96,6 +107,10 @@ impl Lead {
                 let found = self.list_jobs(env);
                 let (longest, idle) = self.gaps();
                 self.jobs.looked(env.clock.boot(), !found.is_empty(), longest, idle);
+                if !found.is_empty() {
+                    // Workers were perhaps not looked for while there was nothing to do.
+                    self.workers.no_later(env.clock.boot() + longest);
+                }
                 new.extend(found);
             }
         }
@@ -112,7 +127,13 @@ impl Lead {
     }
 
     /// The numbers in `jobs/` that are not known yet: in the two newest buckets, and in all that were never listed.
+    ///
+    /// No bucket is made before the one before it is full, so most looks are at the newest one alone.
     fn list_jobs(&mut self, env: Env) -> Vec<JobId> {
+        let is_whole_look = env.chance.bits().is_multiple_of(8);
+        if let Some(bucket) = self.filling.take().filter(|_| !is_whole_look) {
+            return self.list_bucket(env, bucket).unwrap_or_default();
+        }
         let Ok(entries) = env.fs.list(layout::JOBS.as_ref()) else { return Vec::new() };
         let mut buckets: Vec<String> = entries
             .into_iter()
@@ -130,12 +151,19 @@ impl Lead {
             if i + 1 == newest && self.listed.contains(&bucket) && !env.chance.bits().is_multiple_of(8) {
                 continue;
             }
-            let Ok(names) = env.fs.list(&Path::new(layout::JOBS).join(&bucket)) else { continue };
-            self.listed.insert(bucket);
-            let unknown = names.iter().filter_map(|e| layout::parse_job(&e.name));
-            found.extend(unknown.filter(|id| !self.work.knows(*id) && !self.torn.contains_key(id)));
+            found.extend(self.list_bucket(env, bucket).unwrap_or_default());
         }
         found
+    }
+
+    /// Lists one bucket of `jobs/`, and takes it for the newest one if that is not full.
+    fn list_bucket(&mut self, env: Env, bucket: String) -> Option<Vec<JobId>> {
+        let names = env.fs.list(&Path::new(layout::JOBS).join(&bucket)).ok()?;
+        let numbers: Vec<JobId> = names.iter().filter_map(|e| layout::parse_job(&e.name)).collect();
+        let is_full = numbers.iter().any(|id| id.0 % layout::BUCKET == layout::BUCKET - 1);
+        self.filling = (!is_full).then(|| bucket.clone());
+        self.listed.insert(bucket);
+        Some(numbers.into_iter().filter(|id| !self.work.knows(*id) && !self.torn.contains_key(id)).collect())
     }
 
     fn take_in(&mut self, env: Env, id: JobId, out: &mut Outcome) -> Result<(), Halt> {

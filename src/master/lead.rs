@@ -21,7 +21,9 @@ use super::pace::{Budget, Pace};
 use super::{Chore, Env, Halt, Hint, Next, Options, Outcome};
 
 /// The longest gap between two looks for submissions and requests on a quiet queue.
-const IDLE_SCAN: Duration = Duration::from_secs(5);
+pub(super) const IDLE_SCAN: Duration = Duration::from_secs(5);
+/// About how often the operator's limits are read.
+const LIMITS_EVERY: Duration = Duration::from_secs(30);
 /// The head has been quiet for so long when it is nudged.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -54,6 +56,8 @@ pub(super) struct Lead {
     pub(super) unanswered: BTreeMap<Nonce, Duration>,
     /// Buckets of `jobs/` that have been listed by this leader.
     pub(super) listed: BTreeSet<String>,
+    /// The newest of them, as long as it is known not to be full.
+    pub(super) filling: Option<String>,
     /// Files that are no documents of ours and were reported.
     pub(super) reported: BTreeSet<PathBuf>,
     /// Requests that could not be read yet, and how often that was tried.
@@ -112,6 +116,7 @@ impl Lead {
             torn: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             listed: BTreeSet::new(),
+            filling: None,
             reported: BTreeSet::new(),
             unread: BTreeMap::new(),
             not_before: BTreeMap::new(),
@@ -142,7 +147,8 @@ impl Lead {
             Hint::Workers => self.workers.wake(),
             Hint::Journal(w) => {
                 if let Some(watched) = self.watched.get_mut(w) {
-                    watched.pace.wake();
+                    // Most often it is a heartbeat.
+                    watched.pace.look_now();
                 }
             }
             Hint::Head => {}
@@ -323,7 +329,7 @@ impl Lead {
         if now < self.limits_at {
             return Ok(());
         }
-        self.limits_at = now + env.chance.jitter(Duration::from_secs(30));
+        self.limits_at = now + env.chance.jitter(LIMITS_EVERY);
         // A file that is missing for a moment never means defaults.
         let Ok(bytes) = crate::fs::read_up_to(env.fs, layout::LIMITS.as_ref(), 65_536) else { return Ok(()) };
         match serde_json::from_slice::<Limits>(&bytes) {
@@ -555,9 +561,5 @@ impl Lead {
     /// Whether `task` of the working copy is out.
     fn is_out(&self, task: TaskId) -> bool {
         self.work.task(task).is_some_and(|(_, t)| t.state.is_out())
-    }
-
-    pub(super) fn idle_scan() -> Duration {
-        IDLE_SCAN
     }
 }

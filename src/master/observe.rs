@@ -138,6 +138,8 @@ impl Lead {
                         out.notes.push(format!("the journal of {w} is damaged: {damage:?}"));
                     }
                     let grew = news.grew;
+                    // A sign of life says nothing about when the next news come.
+                    let is_news = grew && !is_sign_of_life(&news.lines);
                     watched.silence.polled(now, grew, gap_max);
                     if grew {
                         watched.lock = LockSeen::Untried;
@@ -145,9 +147,10 @@ impl Lead {
                     }
                     watched.take_note(news);
                     let busy = !worker.out.is_empty() || !worker.outbox.is_empty();
-                    let longest =
-                        if busy { Limits::span(limits.poll_ms) } else { (beat / 2).max(Limits::span(limits.poll_ms)) };
-                    watched.pace.looked(now, grew, longest, longest.max(beat / 2));
+                    // The end of a long task is expected however long nothing else was heard.
+                    let poll = Limits::span(limits.poll_ms);
+                    let longest = if busy { poll } else { beat.max(poll) };
+                    watched.pace.looked(now, is_news, longest, longest);
                 } else {
                     watched.silence.failed();
                     watched.pace.looked(now, false, Limits::span(limits.poll_ms), Limits::span(limits.poll_ms));
@@ -348,6 +351,11 @@ impl Lead {
         out.notes.push(format!("worker {w} is lost: {why}"));
         self.decide(Op::Gone { w: w.clone(), how: Departure::Lost, why })
     }
+}
+
+/// Whether lines that were read are beats and marks, and nothing else.
+fn is_sign_of_life(lines: &[(u64, Line)]) -> bool {
+    !lines.is_empty() && lines.iter().all(|(_, line)| matches!(line, Line::Beat { .. } | Line::Mark { .. }))
 }
 
 /// All by which processes of the attempts that `w` has and that are not over can be told: the groups that its journal records, read

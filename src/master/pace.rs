@@ -30,10 +30,20 @@ impl Pace {
         now >= self.due
     }
 
-    /// Makes the next look due now.
+    /// Makes the next look due now, and those after it soon: something is under way.
     pub(super) fn wake(&mut self) {
         self.due = Duration::ZERO;
         self.gap = FIRST;
+    }
+
+    /// Makes the next look due now; whether it finds news decides about those after it.
+    pub(super) fn look_now(&mut self) {
+        self.due = Duration::ZERO;
+    }
+
+    /// Makes the next look due at `at` at the latest.
+    pub(super) fn no_later(&mut self, at: Duration) {
+        self.due = self.due.min(at);
     }
 
     /// Takes note of a look at `now`; `longest` bounds the gap while there was news within five minutes, `idle` after.

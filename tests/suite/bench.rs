@@ -185,14 +185,19 @@ impl<'a> Boss<'a> {
         for file in step.removals {
             let _ = self.fs.unlink(&file);
         }
-        for chore in step.chores {
-            if let (true, fq::master::Chore::Render, Some(state)) = (with_view, chore, self.master.state()) {
-                self.view.write(self.fs, &HostChance, state, bench.clock.wall_ms());
-            }
+        if with_view && step.chores.contains(&fq::master::Chore::Render) {
+            self.render();
         }
         self.notes.extend(step.notes);
         self.halt = self.halt.take().or(step.halt);
         self.due = step.next;
+    }
+
+    /// Renders the view of what it knows.
+    pub(crate) fn render(&mut self) {
+        if let Some(state) = self.master.state() {
+            self.view.write(self.fs, &HostChance, state, self.bench.clock.wall_ms());
+        }
     }
 
     /// Lets it know where something has changed.
