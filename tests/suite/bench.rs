@@ -100,6 +100,11 @@ impl Bench {
         self.room.queue()
     }
 
+    /// This host.
+    pub(crate) fn here(&self) -> &dyn Host {
+        &self.host
+    }
+
     /// Another host for a master.
     pub(crate) fn elsewhere(&self) -> Elsewhere {
         let mut me = self.host.me();

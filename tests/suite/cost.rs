@@ -168,3 +168,58 @@ fn an_idle_queue_of_one_worker_that_leads_is_quiet_too() {
     assert!(first <= 4.0, "{first} calls/s");
     assert!(later <= 1.4, "{later} calls/s");
 }
+
+// --- What the few looks of an idle leader must not cost: time ---
+
+/// Lets the leader look when it wants to, without any hint, until `is_so`; returns how long that took by its own clock.
+#[track_caller]
+fn until_it_sees(bench: &Bench, boss: &mut Boss<'_>, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let start = bench.clock.boot();
+    while !is_so() {
+        bench.clock.reach(boss.due.max(bench.clock.boot() + TICK));
+        boss.step(false);
+        assert_eq!(boss.halt, None);
+        assert!(bench.clock.boot() < start + Duration::from_secs(1200), "this never came true: {what}");
+    }
+    bench.clock.boot().saturating_sub(start)
+}
+
+/// A leader that has had nothing to do for `span`.
+fn idle_leader(bench: &Bench, span: Duration) -> Boss<'_> {
+    let mut boss = Boss::on(bench, WorkerId::new("elsewhere", Nonce(1)), bench.here());
+    let start = bench.clock.boot();
+    until_it_sees(bench, &mut boss, "time passes", || bench.clock.boot() >= start + span);
+    assert!(boss.leads());
+    boss
+}
+
+#[test]
+fn a_submission_is_seen_as_soon_as_the_limits_promise_also_where_it_begins_a_bucket() {
+    for (idle, longest) in [(60, 1), (600, 5)] {
+        let bench = Bench::new(Limits::default());
+        let mut boss = idle_leader(&bench, Duration::from_secs(idle));
+        for begins_bucket in [false, true] {
+            if begins_bucket {
+                // All numbers before it are used up.
+                std::fs::write(bench.dir().join("jobs/000/999.json"), "").expect("a file can be written");
+            }
+            let job = bench.submit("true");
+            assert_eq!(job.0 >= 1000, begins_bucket);
+            let took = until_it_sees(&bench, &mut boss, "it is taken in", || bench.state().knows(job));
+            assert!(took <= Duration::from_secs(longest + 1), "{took:?} after {idle} s, {begins_bucket}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_came_to_an_idle_queue_is_there_when_the_first_task_is() {
+    for (idle, longest) in [(60, 1), (600, 5)] {
+        let bench = Bench::new(Limits::default());
+        let mut boss = idle_leader(&bench, Duration::from_secs(idle));
+        let worker = Hireling::start(&bench);
+        bench.submit("true");
+        let is_issued = || bench.state().workers.get(&worker.wid).is_some_and(|w| !w.out.is_empty());
+        let took = until_it_sees(&bench, &mut boss, "the task is issued", is_issued);
+        assert!(took <= Duration::from_secs(longest + 2), "{took:?} after {idle} s");
+    }
+}
