@@ -191,6 +191,8 @@ impl Walk<'_> {
             self.error(What::Layout, &dir.join(&entry.name), why).hint =
                 Some("find out who made it, then remove it".into());
         }
+        // A nudge has done its work the moment it was made; its maker may have died before it removed it.
+        names.retain(|entry| !entry.name.starts_with(".nudge-"));
         names.sort();
         names
     }

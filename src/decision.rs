@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 
 use crate::clock::Chance;
 use crate::fs::{self, Call, ErrorKind, Fs, FsError};
@@ -174,8 +175,8 @@ fn look_for_one(fs: &dyn Fs) -> Result<DecisionId, ChainError> {
 }
 
 /// Makes and removes a file in `dir`, so that hosts which missed a change within one tick of the server's clock see it.
-pub fn nudge(fs: &dyn Fs, chance: &dyn Chance, dir: &str) -> Result<(), FsError> {
-    let path = layout::nudge(dir.as_ref(), Nonce(chance.bits()));
+pub fn nudge(fs: &dyn Fs, chance: &dyn Chance, dir: &Path) -> Result<(), FsError> {
+    let path = layout::nudge(dir, Nonce(chance.bits()));
     fs.create(&path, MODE)?.close()?;
     fs.unlink(&path)
 }
@@ -540,7 +541,7 @@ impl Writer {
         let moved = fs.rename(&layout::head(from, self.style), &layout::head(to, self.style));
         if moved.as_ref().is_err_and(FsError::not_found) {
             // Somebody moved it, perhaps this process: a listing from the same tick could still show the old name.
-            let _ = nudge(fs, chance, layout::HEAD);
+            let _ = nudge(fs, chance, layout::HEAD.as_ref());
         }
         moved
     }
@@ -569,7 +570,7 @@ impl Writer {
             }
             _ => {
                 // Whoever believes an old listing here stops for good, so it gets a second chance.
-                let _ = nudge(fs, chance, layout::HEAD);
+                let _ = nudge(fs, chance, layout::HEAD.as_ref());
                 only_token(fs, chance, self.first)
             }
         }

@@ -147,7 +147,7 @@ pub fn rebuild(
 ) -> Result<DecisionId, RebuildError> {
     let limits = queue::read_limits(fs, Path::new(".")).unwrap_or_default();
     let before = beacons(fs)?;
-    decision::nudge(fs, chance, layout::HEAD)?;
+    decision::nudge(fs, chance, layout::HEAD.as_ref())?;
     wait(patience(&limits));
     for (name, beacon) in beacons(fs)? {
         if before.get(&name).is_none_or(|old| old.len != beacon.len) {

@@ -55,6 +55,7 @@ impl Lead {
             return Ok(());
         }
         let mut news = false;
+        self.nameless.clear();
         for entry in env.fs.list(layout::WORKERS.as_ref()).unwrap_or_default() {
             let Ok(wid) = entry.name.parse::<WorkerId>() else { continue };
             if self.work.workers.contains_key(&wid)
@@ -67,6 +68,7 @@ impl Lead {
             let hello = layout::hello(&wid);
             let names = env.fs.list(&layout::worker(&wid)).unwrap_or_default();
             if !names.iter().any(|e| Some(e.name.as_ref()) == hello.file_name()) {
+                self.nameless.insert(wid);
                 continue;
             }
             match read_hello(env, file, &wid) {

@@ -17,6 +17,7 @@ use crate::state::{State, WorkerStatus};
 
 use super::collect::Collect;
 use super::observe::Watched;
+use super::overdue::Overdue;
 use super::pace::{Budget, Pace};
 use super::{Chore, Env, Halt, Hint, Next, Options, Outcome};
 
@@ -80,6 +81,9 @@ pub(super) struct Lead {
     won_at: Duration,
     nudged: bool,
     scan_nudge_at: Duration,
+    overdue: Overdue,
+    /// Workers whose namespaces were listed without a `HELLO`.
+    pub(super) nameless: BTreeSet<WorkerId>,
     render_at: Duration,
     rendered: DecisionId,
     /// Whether the mail of earlier terms was written again.
@@ -133,6 +137,8 @@ impl Lead {
             won_at: now,
             nudged: false,
             scan_nudge_at: now + Duration::from_secs(30),
+            overdue: Overdue::default(),
+            nameless: BTreeSet::new(),
             render_at: now,
             rendered: DecisionId { generation: 0, nonce: Nonce(0) },
             repaired: false,
@@ -513,13 +519,19 @@ impl Lead {
         let now = env.clock.boot();
         if options.nudges && !self.nudged && now >= self.won_at + QUIET {
             self.nudged = true;
-            let _ = decision::nudge(env.fs, env.chance, layout::HEAD);
+            let _ = decision::nudge(env.fs, env.chance, layout::HEAD.as_ref());
         }
         if options.nudges && now >= self.scan_nudge_at {
             self.scan_nudge_at = now + env.chance.jitter(Duration::from_secs(30));
             let newest = self.listed.iter().next_back().map(|b| format!("{}/{b}", layout::JOBS));
             for dir in [layout::CONTROL, layout::WORKERS].into_iter().map(str::to_owned).chain(newest) {
-                let _ = decision::nudge(env.fs, env.chance, &dir);
+                let _ = decision::nudge(env.fs, env.chance, dir.as_ref());
+            }
+        }
+        if options.nudges && self.overdue.is_due(now) {
+            let dirs = self.overdue_dirs();
+            for dir in self.overdue.looked(now, dirs) {
+                let _ = decision::nudge(env.fs, env.chance, dir.as_ref());
             }
         }
         if self.work.at != self.rendered && now >= self.render_at && self.draft.is_empty() {
@@ -527,6 +539,17 @@ impl Lead {
             self.render_at = now + Duration::from_secs(5);
             out.chores.push(Chore::Render);
         }
+    }
+
+    /// Where something should have shown by now: mailboxes whose mail is not answered, journals that are silent, namespaces without
+    /// a `HELLO`.
+    fn overdue_dirs(&self) -> Vec<PathBuf> {
+        let silent = Limits::span(self.work.limits.beat_ms) * 2;
+        let unanswered = self.work.live_workers().filter(|(_, worker)| !worker.outbox.is_empty());
+        let unheard = self.watched.iter().filter(|(_, watched)| watched.is_silent_for(silent));
+        let mailboxes = unanswered.map(|(w, _)| layout::mailbox(w));
+        let journals = unheard.map(|(w, _)| layout::journal(w));
+        mailboxes.chain(journals).chain(self.nameless.iter().map(layout::worker)).collect()
     }
 
     fn next_due(&self, now: Duration) -> Duration {
@@ -544,6 +567,7 @@ impl Lead {
         if !self.nudged {
             due = due.min((self.won_at + QUIET).max(now + Duration::from_millis(20)));
         }
+        due = self.overdue.due().map_or(due, |at| due.min(at));
         due.max(self.commit_at)
     }
 

@@ -16,6 +16,7 @@ mod follow;
 mod intake;
 mod lead;
 mod observe;
+mod overdue;
 mod pace;
 
 use std::fmt;

@@ -55,6 +55,11 @@ pub(super) struct Watched {
 }
 
 impl Watched {
+    /// Whether nothing was heard for longer than `span`.
+    pub(super) fn is_silent_for(&self, span: Duration) -> bool {
+        self.silence.span > span
+    }
+
     fn new(w: &WorkerId, seq: u64, now: Duration) -> Self {
         Self {
             tail: Tail::at(w.clone(), seq),

@@ -641,7 +641,7 @@ fn same_tick(room: &Room<'_>, a: &dyn Fs, b: &dyn Fs) -> Result<SameTick> {
             continue;
         }
         found.missing_later += 1;
-        decision::nudge(b, room.chance, &dir.to_string_lossy())?;
+        decision::nudge(b, room.chance, &dir)?;
         if !lists(&second)? {
             found.missing_after_nudge += 1;
         }

@@ -106,6 +106,13 @@ fn seed_3962_met_workers_too_late() {
     check(&Profile::nfs3_nolock(), 3962..3963);
 }
 
+/// The first mail of a worker came within the tick of its look into the mailbox, and it never looked anew.
+#[test]
+fn seeds_3737_and_4065_hid_mail_from_its_worker() {
+    check(&Profile::nfs3(), 3737..3738);
+    check(&Profile::nfs3(), 4065..4066);
+}
+
 /// A worker had stored a value and died before it promised the end; after collecting, the check of the whole directory missed it.
 #[test]
 fn seed_13513_missed_what_nobody_needed() {
