@@ -1,5 +1,6 @@
 //! A master on a thread of its own.
 
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
@@ -46,7 +47,10 @@ impl MasterThread {
         let halt = Arc::new(Mutex::new(None));
         let (hints, halted) = (sender.clone(), halt.clone());
         let thread = std::thread::Builder::new().name("master".into()).spawn(move || {
-            let over = run(&queue, me, &host, &receiver, hints, &say);
+            let lead = AssertUnwindSafe(|| run(&queue, me, &host, &receiver, hints, &say));
+            // Without this the process would live on, and nobody would lead.
+            let over = std::panic::catch_unwind(lead)
+                .unwrap_or_else(|_| Some(Halt::Internal("the thread of the master panicked".into())));
             if let (Some(why), Ok(mut slot)) = (over, halted.lock()) {
                 *slot = Some(why);
             }
@@ -54,7 +58,7 @@ impl MasterThread {
         Ok(Self { sender, thread: Some(thread), halt })
     }
 
-    /// Why the master stopped for good, if it did.
+    /// Why the master stopped for good, if it did; a panic is one of the reasons.
     pub fn halted(&self) -> Option<Halt> {
         self.halt.lock().ok().and_then(|slot| slot.clone())
     }
@@ -311,6 +315,30 @@ fn what_changed(paths: &[PathBuf]) -> Vec<Hint> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Chance;
+    use crate::protocol::id::Nonce;
+    use crate::queue::{self, InitOptions};
+
+    /// In real life: a library that panics where the kernel refuses a watch. The process went on as if somebody led.
+    #[test]
+    fn a_master_that_panics_is_known_to_have_stopped() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let root = dir.path().join("q");
+        queue::init(&root, &InitOptions::default()).expect("a queue");
+        let queue = Arc::new(Queue::open(&root).expect("a queue"));
+        let host = ThisHost::new().expect("a host");
+        let me = WorkerId::new("a", Nonce(HostChance.bits()));
+        let master = MasterThread::start(queue, me, host, |_| panic!("it begins to lead")).expect("a thread");
+        let look = |_| {
+            let halt = master.halted();
+            if halt.is_none() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            halt
+        };
+        let halt = (0..12_000).find_map(look).expect("it is known within minutes");
+        assert!(matches!(halt, Halt::Internal(_)), "{halt}");
+    }
 
     #[test]
     fn changed_paths_become_hints() {
