@@ -80,6 +80,8 @@ impl Failure {
 /// The exit code that answers a failed file operation.
 pub(crate) fn code_of(error: &FsError) -> u8 {
     match error.kind {
+        // A handle that went stale says nothing about what is there.
+        ErrorKind::NotFound if error.errno == libc::ESTALE => exit::TEMPORARY,
         ErrorKind::NotFound => exit::NOT_A_QUEUE,
         ErrorKind::ReadOnly | ErrorKind::Denied | ErrorKind::Planted => exit::REFUSED,
         ErrorKind::Exists | ErrorKind::NoSpace | ErrorKind::Disconnected | ErrorKind::Io => exit::TEMPORARY,
@@ -155,5 +157,13 @@ mod tests {
             failure.to_string(),
             "error: cannot submit\n  caused by: cannot write `jobs/000/7.json`: disk quota exceeded\n  no job was created\nhint: free some space\n"
         );
+    }
+
+    /// Scripts give up at the code for "no queue", and try again at the other.
+    #[test]
+    fn a_stale_handle_does_not_mean_that_there_is_no_queue() {
+        let code = |errno| code_of(&FsError::new(Call::SyncDir, Path::new("workers"), errno));
+        assert_eq!(code(libc::ESTALE), exit::TEMPORARY);
+        assert_eq!(code(libc::ENOENT), exit::NOT_A_QUEUE);
     }
 }
