@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo build --bin fq
-//! cargo run --example faults -- crashes                      every mutating call of worker, keeper, master and janitor
+//! cargo run --example faults -- crashes                      every mutating call of workers and masters
 //! cargo run --example faults -- errors --sample 40 --seed 7  40 of the calls of each kind fail once
 //! cargo run --example faults -- locks                        locks that fail, lie or hang
 //! ```
@@ -83,7 +83,7 @@ struct Args {
     /// An absent or empty directory; a failed point is kept there [default: a temporary one]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Who is hit: `fq worker` and its keeper, `fq master` and its janitor
+    /// Who is hit
     #[arg(long, value_enum, default_value = "both")]
     role: Roles,
     /// Only these calls, by the kernel's names
@@ -121,10 +121,17 @@ enum What {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Roles {
+    /// What runs tasks in `fq worker --no-master`, with `fq master` beside it
     Worker,
+    /// What watches over that
     Keeper,
+    /// `fq master`, with `fq worker --no-master` beside it
     Master,
+    /// The thread of that which removes and renders
     Janitor,
+    /// `fq worker` that leads and has nobody beside it
+    Leader,
+    /// All of them
     Both,
 }
 
@@ -135,7 +142,8 @@ impl Roles {
             Self::Keeper => &[Role::Keeper],
             Self::Master => &[Role::Master],
             Self::Janitor => &[Role::Janitor],
-            Self::Both => &[Role::Worker, Role::Keeper, Role::Master, Role::Janitor],
+            Self::Leader => &[Role::Leader],
+            Self::Both => &[Role::Worker, Role::Keeper, Role::Master, Role::Janitor, Role::Leader],
         }
     }
 }
@@ -181,7 +189,7 @@ fn all(args: &Args, sweep: &Sweep<'_>) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for &role in args.role.list() {
         if args.what == What::Locks {
-            if !matches!(role, Role::Keeper | Role::Janitor) {
+            if matches!(role, Role::Worker | Role::Master) {
                 rows.extend(locks(sweep, role, &say));
             }
             continue;

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use super::driver::fault::{Effect, Fault, Met, Role, When};
 use super::driver::{self, KILLED, Tools};
 
-/// So many runs have to pass without a hit before there are no more calls to hit: runs differ in length.
-const MISSES: u64 = 2;
+/// So many runs in a row have to pass without a hit before there are no more calls to hit: runs differ in length.
+const MISSES: u64 = 3;
+/// How often a call is tried again that was missed while a later one was hit in another run.
+const RETRIES: u32 = 10;
 
 /// What is swept.
 #[derive(Debug, Clone)]
@@ -88,23 +90,39 @@ impl Sweep<'_> {
             self.each(&faults, &row, say);
         } else {
             for effect in effects {
-                let next = AtomicU64::new(self.from);
-                let misses = AtomicU64::new(0);
-                std::thread::scope(|scope| {
-                    for _ in 0..self.jobs {
-                        scope.spawn(|| {
-                            while misses.load(Ordering::SeqCst) < MISSES {
-                                let k = next.fetch_add(1, Ordering::SeqCst);
-                                if !self.point(&fault(effect, When::Only(k)), &row, say) {
-                                    misses.fetch_add(1, Ordering::SeqCst);
-                                }
-                            }
-                        });
+                self.all(&|k| fault(effect, When::Only(k)), &row, say);
+            }
+        }
+        row.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hits the first call, the second and so on until runs are no longer so long. What a run missed that was shorter than others is
+    /// tried again.
+    fn all(&self, fault: &(dyn Fn(u64) -> Fault + Sync), row: &Mutex<Row>, say: &(dyn Fn(&str) + Sync)) {
+        let next = AtomicU64::new(self.from);
+        let misses = AtomicU64::new(0);
+        let highest = AtomicU64::new(0);
+        let missed = Mutex::new(BTreeSet::new());
+        std::thread::scope(|scope| {
+            for _ in 0..self.jobs {
+                scope.spawn(|| {
+                    while misses.load(Ordering::SeqCst) < MISSES {
+                        let k = next.fetch_add(1, Ordering::SeqCst);
+                        if self.point(&fault(k), row, say) {
+                            highest.fetch_max(k, Ordering::SeqCst);
+                            misses.store(0, Ordering::SeqCst);
+                        } else {
+                            misses.fetch_add(1, Ordering::SeqCst);
+                            missed.lock().unwrap_or_else(PoisonError::into_inner).insert(k);
+                        }
                     }
                 });
             }
+        });
+        let (missed, highest) = (missed.into_inner().unwrap_or_else(PoisonError::into_inner), highest.into_inner());
+        for k in missed.into_iter().filter(|&k| k < highest) {
+            let _ = (0..RETRIES).any(|_| self.point(&fault(k), row, say));
         }
-        row.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Hits these, each in a run of its own.

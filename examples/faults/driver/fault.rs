@@ -19,6 +19,8 @@ pub(crate) enum Role {
     Master,
     /// The thread of `fq master` that removes and renders.
     Janitor,
+    /// A process that runs tasks and leads, all of its threads; there is no other.
+    Leader,
 }
 
 impl Role {
@@ -29,12 +31,18 @@ impl Role {
             Self::Keeper => "keeper",
             Self::Master => "master",
             Self::Janitor => "janitor",
+            Self::Leader => "leader",
         }
     }
 
-    /// Whether `fq worker` is hit, with a live `fq master` beside it; else it is the other way round.
+    /// Whether `fq worker` is hit, with a live `fq master` beside it unless it leads; else it is the other way round.
     pub(crate) fn is_of_worker(self) -> bool {
-        matches!(self, Self::Worker | Self::Keeper)
+        matches!(self, Self::Worker | Self::Keeper | Self::Leader)
+    }
+
+    /// Whether it is started by a keeper.
+    pub(crate) fn has_keeper(self) -> bool {
+        matches!(self, Self::Worker | Self::Leader)
     }
 }
 

@@ -30,6 +30,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The code of a process that was killed, or of a keeper whose worker was.
 pub(crate) const KILLED: i32 = 137;
 
+/// The code of a process that `strace` has ended, with SIGALRM, before it was executed: its watching half did not come in time.
+const UNWATCHED: i32 = 142;
+/// How often that may happen in a row.
+const TRIES: u32 = 10;
+
 /// Names the worker's program and arguments to a process that is to play the keeper, separated by [`SEPARATOR`].
 const KEEPER_VARIABLE: &str = "FAULTS_KEEPER";
 const SEPARATOR: u8 = 0x1f;
@@ -95,7 +100,18 @@ pub(crate) fn record(tools: &Tools, role: Role, calls: &[&str], dir: &Path) -> R
     run(tools, role, &Order::Record(calls), dir)
 }
 
+/// Runs it, again if `strace` did not come to watch in the time that it gives itself on a busy machine.
 fn run(tools: &Tools, role: Role, order: &Order<'_>, dir: &Path) -> Result<Outcome, String> {
+    for _ in 0..TRIES {
+        let outcome = run_once(tools, role, order, dir)?;
+        if !outcome.ends.contains(&UNWATCHED) {
+            return Ok(outcome);
+        }
+    }
+    Err("strace never comes to watch".into())
+}
+
+fn run_once(tools: &Tools, role: Role, order: &Order<'_>, dir: &Path) -> Result<Outcome, String> {
     let mut play = Play::new(tools, role, order, dir)?;
     let result = play.act().and_then(|()| scene::judge(&play.dir)).and_then(|()| play.look_for_panics());
     play.end_all();
@@ -208,7 +224,9 @@ impl<'a> Play<'a> {
             self.submit()?;
             self.start(1, true)?;
         }
-        self.start(0, false)?;
+        if self.role != Role::Leader {
+            self.start(0, false)?;
+        }
         let queue = Queue::open(&self.queue()).map_err(|e| e.to_string())?;
         let mut reader = Reader::open(queue.fs.as_ref()).map_err(|e| format!("the chain: {e}"))?;
         let (begun, mut look_at) = (Instant::now(), Instant::now());
@@ -307,10 +325,10 @@ impl<'a> Play<'a> {
         let log = self.dir.join(format!("log.{}", self.starts));
         let file = File::create(log).map_err(|e| e.to_string())?;
         let is_worker = self.actors[at].is_hit == self.role.is_of_worker();
-        let args: &[&str] = if is_worker {
-            &["worker", "-c", "2", "--no-master", "--until-empty"]
-        } else {
-            &["master", "--until-empty"]
+        let args: &[&str] = match self.role {
+            Role::Leader => &["worker", "-c", "2", "--until-empty"],
+            _ if is_worker => &["worker", "-c", "2", "--until-empty", "--no-master"],
+            _ => &["master", "--until-empty"],
         };
         let mut words: Vec<OsString> = vec![self.tools.fq.clone().into()];
         words.extend(args.iter().map(Into::into));
@@ -324,7 +342,7 @@ impl<'a> Play<'a> {
         if is_traced && self.role != Role::Janitor {
             let mut traced: Vec<OsString> = ["strace", "-D", "-f", "-b", "execve"].map(OsString::from).into();
             traced.extend(self.order.arguments(&self.trace()));
-            if self.role == Role::Worker {
+            if self.role.has_keeper() {
                 let count = traced.len().to_string();
                 let once = ["sh", "-c", FIRST_ONLY].map(OsString::from);
                 traced.splice(0..0, once.into_iter().chain([self.dir.join("hit").into(), count.into()]));
@@ -332,7 +350,7 @@ impl<'a> Play<'a> {
             traced.append(&mut words);
             words = traced;
         }
-        let is_below_keeper = is_traced && self.role == Role::Worker;
+        let is_below_keeper = is_traced && self.role.has_keeper();
         let mut command = if is_below_keeper {
             let mut command = self.command(&self.tools.keeper[0]);
             let joined = words.join(OsStr::from_bytes(&[SEPARATOR]));
