@@ -10,7 +10,7 @@
 mod history;
 mod roles;
 mod script;
-mod truth;
+pub(crate) mod truth;
 mod verdict;
 
 use std::collections::BTreeMap;

@@ -7,7 +7,7 @@ use crate::fs::{Call, Entry, EntryKind, Fs, FsError, Locked, ReadFile, Result, S
 use crate::sim::View;
 
 /// A read-only file system over the server's own files.
-pub(super) struct Truth<'a> {
+pub(crate) struct Truth<'a> {
     view: &'a View<'a>,
     /// Shows only what a power loss now would leave.
     is_durable: bool,
@@ -15,12 +15,12 @@ pub(super) struct Truth<'a> {
 
 impl<'a> Truth<'a> {
     /// All that is there now.
-    pub(super) fn now(view: &'a View<'a>) -> Self {
+    pub(crate) fn now(view: &'a View<'a>) -> Self {
         Self { view, is_durable: false }
     }
 
     /// What a power loss now would leave.
-    pub(super) fn durable(view: &'a View<'a>) -> Self {
+    pub(crate) fn durable(view: &'a View<'a>) -> Self {
         Self { view, is_durable: true }
     }
 

@@ -10,6 +10,7 @@ use crate::fs::{EntryKind, Fs, FsError};
 use crate::journal;
 use crate::protocol::id::AttemptId;
 use crate::protocol::record::{Action, Request};
+use crate::rehearsal::truth::Truth;
 use crate::store::{self, Store, inventory};
 
 /// Small enough that most values leave the journal, some in packs, some as loose objects.
@@ -308,8 +309,9 @@ impl Yard {
     /// Store files that nothing needs; those in the trash as well.
     fn waste(&mut self) -> BTreeSet<String> {
         let state = self.desk.state();
-        self.look(move |fs| {
-            let found = crate::gc::survey(fs, &state, &mut || {}).expect("a survey");
+        // As it is on the server: an NFS client may be shown for ever what was removed within the tick of its look.
+        self.desk.cluster.view(|view| {
+            let found = crate::gc::survey(&Truth::now(view), &state, &mut || {}).expect("a survey");
             let inventory::Inventory { objects, packs, temps, trash, .. } = found.inventory;
             let files = objects.iter().map(ToString::to_string).chain(packs);
             let is_mine =
