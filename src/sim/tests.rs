@@ -206,6 +206,25 @@ fn what_put_new_and_publish_have_promised_outlives_the_power_of_the_server() {
     }
 }
 
+/// The file was moved between its opening and its removal.
+#[test]
+fn an_nfs_client_removes_what_it_kept_of_an_open_file_wherever_it_was_removed() {
+    let mut cluster = Cluster::new(1, Profile::nfs3());
+    cluster.put_dir("d");
+    cluster.put_dir("e");
+    let host = cluster.add_host("a");
+    cluster.spawn(host, "p", |env| {
+        let fs = env.fs();
+        let file = fs.create(path("d/x"), 0o644).unwrap();
+        fs.rename(path("d/x"), path("e/x")).unwrap();
+        fs.unlink(path("e/x")).unwrap();
+        assert_eq!(fs.rmdir(path("e")).unwrap_err().kind, ErrorKind::Exists, "a hidden name is left");
+        drop(file);
+        fs.rmdir(path("e")).unwrap();
+    });
+    run(&mut cluster, MINUTE);
+}
+
 /// A rename is lost while a later change in another directory survives: on btrfs, never with one ordered journal.
 #[test]
 fn only_without_an_ordered_journal_a_later_change_elsewhere_outlives_an_earlier_rename() {

@@ -118,7 +118,6 @@ struct Handle {
     ino: u64,
     host: u32,
     process: u32,
-    path: Arc<str>,
     len: usize,
     seen_at: u64,
     fresh_for: u64,
@@ -302,6 +301,8 @@ pub(super) struct World {
     handles: BTreeMap<u64, Handle>,
     next_id: u64,
     writebacks: BTreeSet<u64>,
+    /// The directories with `.nfs` names, by inode and host.
+    silly: BTreeMap<(u64, u32), u64>,
     recent_unlinks: BTreeMap<(u64, String), u64>,
     pub(super) armed: Vec<Armed>,
     /// Faults of plans are ignored before this event age.
@@ -349,6 +350,7 @@ impl World {
             handles: BTreeMap::new(),
             next_id: 1,
             writebacks: BTreeSet::new(),
+            silly: BTreeMap::new(),
             recent_unlinks: BTreeMap::new(),
             armed: Vec::new(),
             plan_from: 0,
@@ -846,7 +848,6 @@ impl World {
                 ino,
                 host: request.host,
                 process: self.procs[request.process as usize].owner,
-                path: Arc::clone(&request.path),
                 len,
                 seen_at: self.now,
                 fresh_for,
@@ -1092,12 +1093,12 @@ impl World {
             self.writebacks.remove(&open.ino);
             self.write_back_later(open.ino, (MS, SEC));
         }
-        if self.profile.silly_rename && !self.handles.values().any(|h| h.ino == open.ino && h.host == open.host) {
-            let dir = open.path.rsplit_once('/').map_or("", |(dir, _)| dir);
+        // Wherever the file was when its name was taken away.
+        if !self.handles.values().any(|h| h.ino == open.ino && h.host == open.host)
+            && let Some(dir) = self.silly.remove(&(open.ino, open.host))
+        {
             let silly = format!(".nfs{:08x}{:04x}", open.ino, open.host);
-            if let Some(dir) = self.server.walk(dir)
-                && self.server.entry(dir, &silly) == Some(open.ino)
-            {
+            if self.server.entry(dir, &silly) == Some(open.ino) {
                 self.server.remove(dir, &silly, self.now);
             }
         }
@@ -1109,6 +1110,9 @@ impl World {
         let is_open = self.profile.silly_rename
             && self.server.inode(ino).opens > 0
             && self.handles.values().any(|h| h.ino == ino && h.host == host);
+        if is_open {
+            self.silly.insert((ino, host), dir);
+        }
         self.change(host, dir, name, |server, now| {
             if is_open {
                 server.rename((dir, name), (dir, &format!(".nfs{ino:08x}{host:04x}")), now);
