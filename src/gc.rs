@@ -390,8 +390,12 @@ fn remove_dir(fs: &dyn Fs, dir: &Path) -> Result<(), FsError> {
 }
 
 /// Removes a directory and what is in it, as long as that is files and directories.
+///
+/// The highest names go first: what is left of a journal when this is cut short is a journal that was cut short.
 fn remove_tree(fs: &dyn Fs, dir: &Path) -> Result<(), FsError> {
-    for entry in list_if_there(fs, dir)?.unwrap_or_default() {
+    let mut entries = list_if_there(fs, dir)?.unwrap_or_default();
+    entries.sort_by(|a, b| b.name.cmp(&a.name));
+    for entry in entries {
         let path = dir.join(&entry.name);
         match entry.kind {
             EntryKind::File => unlink(fs, &path)?,

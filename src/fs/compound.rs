@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Call, Fs, FsError, Result};
+use super::{Call, Entry, Fs, FsError, Result};
 use crate::clock::Chance;
 
 /// Creates `path` in place with all of `bytes`, synced with its directory.
@@ -25,6 +25,15 @@ pub fn put_new(fs: &dyn Fs, path: &Path, bytes: &[u8], mode: u32) -> Result<()> 
 pub fn sync_name(fs: &dyn Fs, path: &Path) -> Result<()> {
     fs.sync_dir(path.parent().unwrap_or(Path::new("")))?;
     if !fs.drops_names() || is_there(fs, path)? { Ok(()) } else { Err(FsError::new(Call::SyncDir, path, libc::EIO)) }
+}
+
+/// Lists `dir` after all changes of names in it that were made so far are durable: what the listing does not show any more does not
+/// come back.
+///
+/// For what is decided on the strength of an absence. Spec: ordering, "Settling a directory".
+pub fn settle_dir(fs: &dyn Fs, dir: &Path) -> Result<Vec<Entry>> {
+    fs.sync_dir(dir)?;
+    fs.list(dir)
 }
 
 /// Whether the server has the file: opening asks it, and so does listing where opening was answered from a cache or too early.

@@ -13,8 +13,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::fs;
 use crate::gc::{self, Keep, Survey, Unsure};
 use crate::protocol::id::{DecisionId, JobId, Ranges, WorkerId};
+use crate::protocol::layout;
 use crate::protocol::record::{Limits, Op};
 use crate::state::State;
 
@@ -176,7 +178,7 @@ impl Lead {
             return Ok(());
         }
         self.call_for_survey(now, out);
-        self.decide_prune()?;
+        self.decide_prune(env, now)?;
         self.decide_purge(now)?;
         self.decide_quarantine(env, now, out)
     }
@@ -249,13 +251,25 @@ impl Lead {
         out.chores.extend(Leftovers { temps: found.temps, workers, buckets }.chore());
     }
 
-    fn decide_prune(&mut self) -> Result<(), Halt> {
+    fn decide_prune(&mut self, env: Env, now: Duration) -> Result<(), Halt> {
         let jobs = match &self.collect.old {
             // What has begun to matter since the survey is looked at now.
             Some((keep, ended_ms)) => gc::old_jobs(&self.work, ended_ms, *keep),
             None => Ranges::default(),
         };
-        let workers = self.collect.forget.clone();
+        let mut workers = self.collect.forget.clone();
+        if !workers.is_empty() {
+            // A namespace that came back after its worker was forgotten would be that of a new one.
+            let (Ok(spaces), Ok(journals)) =
+                (fs::settle_dir(env.fs, layout::WORKERS.as_ref()), fs::settle_dir(env.fs, layout::JOURNALS.as_ref()))
+            else {
+                self.collect.again_at = now + AGAIN;
+                return Ok(());
+            };
+            let there: BTreeSet<&str> = spaces.iter().chain(&journals).map(|entry| entry.name.as_str()).collect();
+            workers.retain(|w| !there.contains(w.to_string().as_str()));
+            self.collect.forget.clone_from(&workers);
+        }
         if jobs.is_empty() && workers.is_empty() {
             self.collect.old = None;
             return Ok(());

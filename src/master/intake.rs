@@ -2,6 +2,7 @@
 //!
 //! Nothing of it is believed before it is whole, and nothing in it that claims a right is believed but the owner of the file.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -318,11 +319,19 @@ impl Lead {
         // Forgetting is worth no decision of its own, and an id that this very draft answers is not forgotten by it.
         let settled_only: Vec<Nonce> = gone.into_iter().filter(|id| !self.is_answered_by_draft(*id)).collect();
         if !settled_only.is_empty() && (!self.draft.is_empty() || settled_only.len() > 1000) {
-            self.decide(Op::Forget { ids: settled_only })?;
+            self.forget_requests(env, settled_only)?;
         }
         let (longest, idle) = self.gaps();
         self.control.looked(env.clock.boot(), news, longest, idle);
         Ok(())
+    }
+
+    /// Forgets that requests were answered, once nothing can bring their files back: they would be answered again.
+    fn forget_requests(&mut self, env: Env, mut ids: Vec<Nonce>) -> Result<(), Halt> {
+        let Ok(entries) = fs::settle_dir(env.fs, layout::CONTROL.as_ref()) else { return Ok(()) };
+        let there: BTreeSet<Nonce> = entries.iter().filter_map(|e| layout::parse_request(&e.name)).collect();
+        ids.retain(|id| !there.contains(id));
+        if ids.is_empty() { Ok(()) } else { self.decide(Op::Forget { ids }) }
     }
 
     /// Whether `action` is about a job of which this master has seen no manifest, not even one that stays torn.

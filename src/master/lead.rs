@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::decision::{self, Author, ChainError, Commit, Writer};
+use crate::decision::{self, Author, Commit, Writer};
 use crate::fs::{ErrorKind, WriteFile};
 use crate::lease::StormBrake;
 use crate::mailbox;
@@ -232,7 +232,8 @@ impl Lead {
                 // The draft was applied to the working copy already; what is settled is the same.
                 self.work.at = writer.state().at;
                 debug_assert_eq!(self.work.at, self.id);
-                None
+                // With its abdication it leads no longer, also where that was in doubt and is won only now.
+                self.work.master.is_none().then_some(Next::Follow)
             }
             Commit::Lost => Some(self.overtaken(writer, options).unwrap_or(Next::At(now))),
             Commit::InDoubt => Some(Next::At(now + env.chance.jitter(Duration::from_millis(100)))),
@@ -517,9 +518,11 @@ impl Lead {
     /// What is done when nothing else is: the nudges of a quiet master, the view for people.
     fn linger(&mut self, env: Env, options: &Options, out: &mut Outcome) {
         let now = env.clock.boot();
-        if options.nudges && !self.nudged && now >= self.won_at + QUIET {
+        if !self.nudged && now >= self.won_at + QUIET {
             self.nudged = true;
-            let _ = decision::nudge(env.fs, env.chance, layout::HEAD.as_ref());
+            if options.nudges {
+                let _ = decision::nudge(env.fs, env.chance, layout::HEAD.as_ref());
+            }
         }
         if options.nudges && now >= self.scan_nudge_at {
             self.scan_nudge_at = now + env.chance.jitter(Duration::from_secs(30));
@@ -571,15 +574,29 @@ impl Lead {
         due.max(self.commit_at)
     }
 
-    pub(super) fn abdicate(&mut self, env: Env, writer: &mut Writer, options: &Options) -> bool {
-        if writer.is_in_doubt() {
-            return !matches!(writer.push(env.fs, env.chance), Commit::InDoubt | Commit::Unknown(ChainError::Fs(_)));
-        }
-        self.mail_at = Duration::ZERO;
-        self.deliver(env);
-        let id = writer.next_id(env.chance);
-        let author = Author { by: options.me.clone(), term: self.term, at_ms: env.clock.wall_ms() };
-        !matches!(writer.commit(env.fs, env.chance, &author, id, vec![Op::Abdicate]), Commit::InDoubt)
+    /// Gives up leading; says whether that is settled or cannot be had.
+    pub(super) fn abdicate(
+        &mut self,
+        env: Env,
+        writer: &mut Writer,
+        options: &Options,
+        out: &mut Outcome,
+    ) -> Result<bool, Halt> {
+        let commit = if writer.is_in_doubt() {
+            writer.push(env.fs, env.chance)
+        } else {
+            self.mail_at = Duration::ZERO;
+            self.deliver(env);
+            self.forget_draft(writer.state());
+            self.id = writer.next_id(env.chance);
+            self.decide(Op::Abdicate)?;
+            let author = Author { by: options.me.clone(), term: self.term, at_ms: env.clock.wall_ms() };
+            writer.commit(env.fs, env.chance, &author, self.id, self.draft.clone())
+        };
+        // A disk that takes no decision takes no abdication: the others wait until they miss this one.
+        let is_refused = matches!(commit, Commit::NotTried(_) | Commit::Unknown(_)) && !writer.is_in_doubt();
+        let next = self.judged(env, writer, options, commit, out);
+        Ok(is_refused || matches!(next, Some(Next::Follow)))
     }
 
     /// Whether `task` of the working copy is out.

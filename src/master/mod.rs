@@ -206,7 +206,9 @@ impl Master {
                 now
             }
             Next::Follow => {
-                out.notes.push("another master leads; this one follows".into());
+                let is_led = self.writer.as_ref().is_some_and(|writer| writer.state().master.is_some());
+                let by = if is_led { "another master leads" } else { "nobody leads" };
+                out.notes.push(format!("{by}; this one follows"));
                 self.role = Role::Follow(Follow::new(now));
                 now
             }
@@ -248,11 +250,12 @@ impl Master {
         }
     }
 
-    /// Gives up leading in order, so that another master takes over at once. Says whether that is settled: a follower and a
-    /// master whose decision is in doubt have nothing to give up.
+    /// Gives up leading in order, so that another master takes over at once. Says whether that is settled, which it is for a
+    /// follower; while a decision is in doubt it is not, and has to be asked for again.
     pub fn abdicate(&mut self, env: Env) -> bool {
         let (Role::Lead(lead), Some(writer)) = (&mut self.role, &mut self.writer) else { return true };
-        let done = lead.abdicate(env, writer, &self.options);
+        // What it would let show besides is done by its successor, as after a crash.
+        let done = lead.abdicate(env, writer, &self.options, &mut Outcome::default()).unwrap_or(true);
         if done {
             self.role = Role::Follow(Follow::new(env.clock.boot()));
         }

@@ -1,6 +1,6 @@
 //! Masters in a simulated cluster, with a toy worker that speaks the protocol and runs nothing.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ mod collect;
 
 use super::*;
 use crate::decision::Reader;
-use crate::fs::{put_new, read_all};
+use crate::fs::{Call, put_new, read_all};
 use crate::journal::Writer as Journal;
 use crate::mailbox::Receiver;
 use crate::process::Status;
@@ -22,7 +22,7 @@ use crate::protocol::record::{
 };
 use crate::protocol::version::CURRENT;
 use crate::queue::{self, InitOptions};
-use crate::sim::{Cluster, FaultBudget, HostId, Profile, SimEnv};
+use crate::sim::{Armed, CallFault, Cluster, FaultBudget, HostId, Profile, SimEnv};
 
 fn limits() -> Limits {
     Limits {
@@ -380,4 +380,65 @@ fn twelve_seeds_with_every_kind_of_fault_end_with_all_jobs_done() {
         desk.cluster.quiet();
         desk.all_done(20);
     }
+}
+
+#[test]
+fn a_master_with_nothing_to_do_sleeps_whether_it_nudges_or_not() {
+    for nudges in [false, true] {
+        let mut desk = Desk::new(5, Profile::local());
+        let steps = Rc::new(Cell::new(0_u32));
+        let count = steps.clone();
+        desk.cluster.spawn(desk.hosts[0], "master", move |env| {
+            let world = Env { fs: env.fs(), clock: env.clock(), chance: env.chance(), host: env.host() };
+            let file = queue::read_file(env.fs(), std::path::Path::new("q")).expect("a queue");
+            let me = WorkerId::new("a", Nonce(1));
+            let mut master = Master::new(file, Options { me, nudges }, env.clock().boot());
+            loop {
+                let step = master.step(world);
+                count.set(count.get() + 1);
+                env.sleep_until(step.next.max(env.clock().boot() + Duration::from_millis(1)));
+            }
+        });
+        desk.cluster.run_for(secs(60)).unwrap_or_else(|e| panic!("{e}"));
+        steps.set(0);
+        desk.cluster.run_for(secs(60)).unwrap_or_else(|e| panic!("{e}"));
+        let steps = steps.get();
+        assert!((30..600).contains(&steps), "{steps} steps in a minute, nudges: {nudges}");
+    }
+}
+
+/// Seed 262 on `nfs3`: the first rename of an abdication failed, and the second one was made by a step that thought of no abdication.
+#[test]
+fn a_master_whose_abdication_is_in_doubt_leads_no_further_once_it_is_won() {
+    let mut desk = Desk::new(6, Profile::local());
+    let (leads, over) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let (led, ended) = (leads.clone(), over.clone());
+    let process = desk.cluster.spawn(desk.hosts[0], "master", move |env| {
+        let world = Env { fs: env.fs(), clock: env.clock(), chance: env.chance(), host: env.host() };
+        let file = queue::read_file(env.fs(), std::path::Path::new("q")).expect("a queue");
+        let me = WorkerId::new("a", Nonce(1));
+        let mut master = Master::new(file, Options { me, nudges: true }, env.clock().boot());
+        while !env.should_stop() {
+            let step = master.step(world);
+            led.set(master.leads());
+            env.sleep_until(step.next.max(env.clock().boot() + Duration::from_millis(1)));
+        }
+        assert!(!master.abdicate(world), "its rename was refused");
+        assert!(master.leads());
+        while master.leads() {
+            let step = master.step(world);
+            assert_eq!(step.halt, None);
+            env.sleep_until(step.next.max(env.clock().boot() + Duration::from_millis(1)));
+        }
+        assert!(master.state().is_some_and(|state| state.master.is_none()));
+        assert!(master.abdicate(world), "it has nothing to give up");
+        ended.set(true);
+    });
+    let has_led = desk.cluster.run_until(|_| leads.get(), secs(60));
+    assert!(has_led.unwrap_or_else(|e| panic!("{e}")));
+    desk.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
+    desk.cluster.arm(Armed::next(CallFault::Refused(libc::EIO)).of(process).at(Call::Rename).on("decisions/head"));
+    desk.cluster.ask_to_stop(process);
+    let has_ended = desk.cluster.run_until(|_| over.get(), secs(60));
+    assert!(has_ended.unwrap_or_else(|e| panic!("{e}")), "{:#?}", desk.cluster.trace());
 }

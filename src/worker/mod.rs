@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use crate::clock::{Chance, Clock};
 use crate::fs::outside::Outside;
-use crate::fs::{ErrorKind, Fs, FsError, LockGuard, Locked, put_new};
+use crate::fs::{Call, ErrorKind, Fs, FsError, LockGuard, Locked, put_new, settle_dir};
 use crate::journal;
 use crate::lease::OwnLease;
 use crate::mailbox::{MailError, Receiver};
@@ -329,6 +329,18 @@ impl Worker {
             }
         }
         fs.sync_dir(layout::WORKERS.as_ref())?;
+        let space = layout::worker(wid);
+        if fs.drops_names() {
+            // A master that finds no mailbox could never reach it.
+            let names = settle_dir(fs, &space)?;
+            for dir in [layout::mailbox(wid), layout::outputs(wid)] {
+                if !names.iter().any(|entry| Some(entry.name.as_ref()) == dir.file_name()) {
+                    return Err(FsError::new(Call::SyncDir, &dir, libc::EIO));
+                }
+            }
+        } else {
+            fs.sync_dir(&space)?;
+        }
         fs.create(&layout::lock(wid), 0o644)?.close()?;
         let (verdict, lock) = match fs.lock(&layout::lock(wid), LOCK_LIMIT) {
             Locked::Held(guard) => (LockVerdict::Held, Some(guard)),
