@@ -128,9 +128,9 @@ fn print_trouble(trouble: &Trouble, with_trace: bool) {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let mut profiles = rehearsal::profiles();
+    let mut profiles = Profile::all();
     if let Some(name) = &arguments.profile {
-        profiles = Profile::all().into_iter().filter(|profile| profile.name == name).collect();
+        profiles.retain(|profile| profile.name == name);
     }
     if profiles.is_empty() {
         eprintln!("error: there is no such profile");
@@ -140,6 +140,7 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let (from, count) = arguments.seed.map_or((arguments.from, arguments.seeds), |seed| (seed, 1));
     let (next, stop, tally) = (AtomicU64::new(from), AtomicBool::new(false), Mutex::new(Tally::default()));
+    let events = if arguments.trace { usize::MAX } else { 2_000 };
     let began = Instant::now();
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(2, usize::from));
     std::thread::scope(|scope| {
@@ -151,7 +152,7 @@ fn main() -> ExitCode {
                         return;
                     }
                     let profile = &profiles[(seed % profiles.len() as u64) as usize];
-                    let outcome = rehearsal::run(seed, profile);
+                    let outcome = rehearsal::run_traced(seed, profile, events);
                     let Ok(mut tally) = tally.lock() else { return };
                     match outcome {
                         Ok(report) => {

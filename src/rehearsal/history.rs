@@ -7,8 +7,9 @@ use crate::fs;
 use crate::journal;
 use crate::process::{Status, Stream};
 use crate::protocol::digest::Digest;
-use crate::protocol::id::{AttemptId, DecisionId, JobId, WorkerId};
+use crate::protocol::id::{AttemptId, DecisionId, JobId, Nonce, TaskId, WorkerId};
 use crate::protocol::layout;
+use crate::protocol::lifecycle::TaskState;
 use crate::protocol::record::{Departure, Ended, Line, Op, Outcome, Ref, Seen};
 use crate::sim::View;
 use crate::state::{State, encode_snapshot};
@@ -32,11 +33,28 @@ pub(super) struct History {
     mail: BTreeSet<(WorkerId, u64, DecisionId)>,
     pub(super) lost: u64,
     pub(super) violations: Vec<String>,
+    /// Submissions that were taken in, and requests that were answered: each once.
+    ingested: BTreeMap<Nonce, JobId>,
+    answered: BTreeSet<Nonce>,
+    /// Where the file system does not keep its word: all that was known after each decision, for when it falls back to one.
+    past: Option<BTreeMap<DecisionId, Past>>,
+    /// How often it has fallen back.
+    pub(super) fallbacks: u64,
+}
+
+/// What was known after one decision.
+#[derive(Clone)]
+struct Past {
+    state: State,
+    sha: Option<Digest>,
+    accepted: BTreeMap<AttemptId, Outcome>,
+    ingested: BTreeMap<Nonce, JobId>,
+    answered: BTreeSet<Nonce>,
 }
 
 impl History {
-    /// Starts at the first decision of the queue.
-    pub(super) fn new(first: DecisionId) -> Self {
+    /// Starts at the first decision of the queue. `lies`: the file system promises what it does not keep.
+    pub(super) fn new(first: DecisionId, lies: bool) -> Self {
         Self {
             head: None,
             state: State::new(first),
@@ -47,10 +65,19 @@ impl History {
             mail: BTreeSet::new(),
             lost: 0,
             violations: Vec::new(),
+            ingested: BTreeMap::new(),
+            answered: BTreeSet::new(),
+            past: lies.then(BTreeMap::new),
+            fallbacks: 0,
         }
     }
 
-    fn blame(&mut self, what: impl Into<String>) {
+    /// Whether the file system may fall back behind what it has promised.
+    pub(super) fn may_fall_back(&self) -> bool {
+        self.past.is_some()
+    }
+
+    pub(super) fn blame(&mut self, what: impl Into<String>) {
         if self.violations.len() < 20 {
             self.violations.push(what.into());
         }
@@ -63,19 +90,23 @@ impl History {
         // In the middle of a move there is nothing to judge by.
         let (Some(name), None) = (tokens.next(), tokens.next()) else { return };
         let path = format!("{}/{name}", layout::HEAD);
-        if self.head.as_deref() == Some(name) || !view.is_durable(&path) {
+        if self.head.as_deref() == Some(name) || !(self.may_fall_back() || view.is_durable(&path)) {
             return;
         }
         self.head = Some(name.clone());
         let Some(id) = layout::parse_head(name) else { return };
-        if let Err(why) = self.catch_up(view, id) {
-            self.blame(why);
+        match self.catch_up(view, id) {
+            // A file system that lies has then forgotten files that a name it has kept depends on: there is nothing to follow.
+            Err(_) if self.may_fall_back() && view.has_lost_power() => {}
+            Err(why) => self.blame(why),
+            Ok(()) => {}
         }
         self.look_at_mail(view);
     }
 
     fn catch_up(&mut self, view: &View<'_>, head: DecisionId) -> Result<(), String> {
         let truth = Truth::now(view);
+        self.fall_back(&truth, head)?;
         let known = self.state.at;
         if head.generation < known.generation || (head.generation == known.generation && head != known) {
             return Err(format!("the durable head fell back from {known} to {head}"));
@@ -84,7 +115,7 @@ impl History {
         let mut at = head;
         while at.generation > known.generation || (self.sha.is_none() && at == known) {
             let path = layout::decision(at);
-            if !view.is_durable(&path.to_string_lossy()) {
+            if !self.may_fall_back() && !view.is_durable(&path.to_string_lossy()) {
                 return Err(format!("decision {at} is on the chain of the durable head {head} and is not durable"));
             }
             let bytes = fs::read_all(&truth, &path).map_err(|e| format!("decision {at}: {e}"))?;
@@ -101,6 +132,28 @@ impl History {
         }
         for group in groups.into_iter().rev() {
             self.enter(view, &group)?;
+        }
+        Ok(())
+    }
+
+    /// Goes back to the newest decision that is still on the chain of `head`, where the file system has forgotten some.
+    fn fall_back(&mut self, truth: &Truth<'_>, head: DecisionId) -> Result<(), String> {
+        let Some(past) = &self.past else { return Ok(()) };
+        let mut at = head;
+        while !past.contains_key(&at) {
+            let bytes = fs::read_all(truth, &layout::decision(at)).map_err(|e| format!("decision {at}: {e}"))?;
+            let group = decision::decode_group(&bytes).map_err(|e| format!("decision {at}: {e:?}"))?;
+            match group.header.prev {
+                Some(prev) => at = prev,
+                None => return Ok(()),
+            }
+        }
+        if at != self.state.at
+            && let Some(old) = past.get(&at).cloned()
+        {
+            self.fallbacks += 1;
+            (self.state, self.sha, self.accepted) = (old.state, old.sha, old.accepted);
+            (self.ingested, self.answered) = (old.ingested, old.answered);
         }
         Ok(())
     }
@@ -124,6 +177,16 @@ impl History {
         }
         self.chain.insert(id);
         self.sha = Some(group.sha);
+        if let Some(past) = &mut self.past {
+            let known = Past {
+                state: self.state.clone(),
+                sha: self.sha,
+                accepted: self.accepted.clone(),
+                ingested: self.ingested.clone(),
+                answered: self.answered.clone(),
+            };
+            past.insert(id, known);
+        }
         Ok(())
     }
 
@@ -136,7 +199,7 @@ impl History {
                 let next = self.state.workers.get(w).map_or(0, |worker| worker.sent) + 1;
                 self.sent.insert((w.clone(), next, id));
                 self.lost += u64::from(*how == Departure::Lost);
-                if *how == Departure::Refused {
+                if *how == Departure::Refused && !self.may_fall_back() {
                     self.blame(format!("worker {w} was refused: its journal is not of this chain"));
                 }
             }
@@ -149,6 +212,14 @@ impl History {
                     }
                 }
             }
+            Op::Ingest(ingest) => {
+                if let Some(other) = self.ingested.insert(ingest.sub, ingest.job) {
+                    self.blame(format!("decision {id} takes in {} once more, which is {other}", ingest.job));
+                }
+            }
+            Op::Answer { id: request, .. } if !self.answered.insert(*request) => {
+                self.blame(format!("decision {id} answers request {request} once more"));
+            }
             Op::Snapshot(reference) if reference.at == self.state.at => {
                 if Digest::of(&encode_snapshot(&self.state)) != reference.sha {
                     self.blame(format!(
@@ -157,7 +228,7 @@ impl History {
                     ));
                 }
                 let path = layout::snapshot(reference.at);
-                if !view.is_durable(&path.to_string_lossy()) {
+                if !self.may_fall_back() && !view.is_durable(&path.to_string_lossy()) {
                     self.blame(format!("decision {id} names a snapshot that is not durable"));
                 }
             }
@@ -175,7 +246,7 @@ impl History {
             return Err(format!("that of {a} was accepted before ({how:?})"));
         }
         self.accepted.insert(ended.a, ended.how.clone());
-        let durable = Truth::durable(view);
+        let durable = if self.may_fall_back() { Truth::now(view) } else { Truth::durable(view) };
         let line = journal::read_line(&durable, w, ended.line).map_err(|e| e.to_string())?;
         let Some(Line::End(end)) = line else {
             return Err(format!("line {} of {w} is no durable end: {line:?}", ended.line));
@@ -263,7 +334,19 @@ impl History {
     /// Whether all tasks of a job have ended in a way that they may.
     pub(super) fn has_ended(&self, id: JobId, part: &script::Part) -> bool {
         let job = self.state.job(id);
+        if job.is_none() && self.state.knows(id) {
+            // It was collected.
+            return true;
+        }
         job.is_some_and(|job| job.tasks.iter().all(|task| part.ends.contains(&task.state) || task.state.is_final()))
+    }
+
+    /// Whether all ends of tasks were reported to a user.
+    pub(super) fn is_reported(&self, reported: &BTreeMap<TaskId, TaskState>) -> bool {
+        self.state.jobs.values().all(|job| {
+            let mut ended = job.tasks.iter().enumerate().filter(|(_, task)| task.state.is_final());
+            ended.all(|(at, task)| reported.get(&job.task_id(at as u32)) == Some(&task.state))
+        })
     }
 
     /// Who leads and which workers there are, for messages.

@@ -19,6 +19,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::fs::Call;
+use crate::protocol::layout;
 use crate::protocol::record::{HeadStyle, Limits};
 use crate::queue::{self, InitOptions};
 use crate::sim::profile::{Change, Commit};
@@ -37,6 +39,8 @@ const FAULTS_MIN: u64 = 3;
 const SERVICES: [&str; 4] = ["worker-0", "master-0", "worker-1", "master-1"];
 /// Long enough for a collection that was asked for: two inventories, quarantine and purge.
 const COLLECTING: Duration = Duration::from_secs(150);
+/// So many of the last events does a trouble tell.
+const TRACED: usize = 2_000;
 /// After the faults everything ends within this span.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -61,6 +65,8 @@ pub struct Report {
     pub lost: u64,
     /// Terms after the first.
     pub takeovers: u64,
+    /// How often the file system fell back behind what it had promised.
+    pub fallbacks: u64,
     /// Masters that stopped for good because the file system had fallen back.
     pub halts: u64,
     /// Attempts of which an earlier one of the same task still ran, where that has to be expected: nobody was left to end it.
@@ -93,33 +99,43 @@ impl fmt::Display for Trouble {
 
 impl std::error::Error for Trouble {}
 
-/// The profiles that are rehearsed: honest file systems of every kind.
-pub fn profiles() -> Vec<Profile> {
-    vec![
-        Profile::local(),
-        Profile::nfs3(),
-        Profile::nfs3_nolock(),
-        Profile::nfs41(),
-        Profile::lustre_noflock(),
-        Profile::beegfs(),
-        Profile::gluster(),
-        Profile::ceph(),
-    ]
+/// Calls that are made seldom and that much depends on: most faults of calls are drawn to one of them.
+const AIMS: &[(Call, &str)] = &[
+    (Call::Rename, "decisions/head"),
+    (Call::Rename, "decisions/head"),
+    (Call::List, "decisions/head"),
+    (Call::Create, "decisions/log"),
+    (Call::Write, "decisions/log"),
+    (Call::Sync, "decisions/log"),
+    (Call::SyncDir, "decisions/log"),
+    (Call::SyncDir, "decisions/head"),
+    (Call::Sync, "snapshot"),
+    (Call::Create, "/in/"),
+    (Call::Rename, "/in/"),
+    (Call::Sync, "store/log"),
+    (Call::Write, "store/log"),
+    (Call::Create, "store/log"),
+    (Call::Read, "store/log"),
+    (Call::Sync, "store/objects"),
+    (Call::Create, "store/"),
+    (Call::Sync, "HELLO"),
+    (Call::Create, "jobs/"),
+    (Call::Sync, "jobs/"),
+    (Call::Unlink, "control/"),
+    (Call::Rename, "trash"),
+];
+
+/// The limits of a rehearsal. Where they are `tight`, a worker is declared lost as soon as ever it may be.
+fn limits(tight: bool) -> Limits {
+    Limits { lease_ms: if tight { 11_200 } else { 30_000 }, ..base_limits() }
 }
 
-/// The profile of a seed where none is asked for.
-pub fn profile_of(seed: u64) -> Profile {
-    let mut all = profiles();
-    all.swap_remove((seed % 8) as usize)
-}
-
-fn limits() -> Limits {
+fn base_limits() -> Limits {
     Limits {
         beat_ms: 1_000,
         self_fence_ms: 10_000,
         grace_ms: 1_000,
         suspect_ms: 5_000,
-        lease_ms: 30_000,
         takeover_ms: 8_000,
         visible_ms: 90_000,
         poll_ms: 300,
@@ -150,11 +166,13 @@ fn budget(dice: &mut Dice, care: Care) -> FaultBudget {
         slow_max: Duration::from_secs(15),
         suspends: care.suspends,
         half_renames: 1,
+        aims: AIMS,
         ..FaultBudget::mixed(Duration::from_secs(30))
     };
     // Some kinds alone, so that they are not always hidden behind a server that is away.
     if dice.one_in(2) {
         (budget.server_restarts, budget.power_losses, budget.full_disks) = (0, 0, 0);
+        budget.powers_at_calls = 0;
     }
     if dice.one_in(3) {
         (budget.partitions, budget.host_crashes) = (0, 0);
@@ -182,24 +200,46 @@ fn once(span: Duration) -> impl Fn(&crate::sim::SimEnv) {
 /// # Errors
 /// What went wrong, with the last events; running it again gives the same.
 pub fn run(seed: u64, profile: &Profile) -> Result<Report, Box<Trouble>> {
+    run_traced(seed, profile, TRACED)
+}
+
+/// As [`run`]; a trouble tells so many of the last events.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_traced(seed: u64, profile: &Profile, events: usize) -> Result<Report, Box<Trouble>> {
     let mut dice = Dice::new(seed);
     let care = Care { keepers: if dice.one_in(4) { 80 } else { 100 }, suspends: u32::from(dice.one_in(4)) };
+    // Drawn apart, so that what was drawn before stays what it was.
+    let mut turns = Dice::new(seed_of(seed, "turns"));
+    let is_tight = turns.one_in(2);
+    let is_plain = turns.one_in(3);
     let setup = Setup {
-        limits: limits(),
+        limits: limits(is_tight),
+        head_style: if profile.bricks && !is_plain { HeadStyle::Dotted } else { HeadStyle::Plain },
         nudges: matches!(profile.change, Change::Tick(_)),
         mark_sync: !profile.local,
         lifetime: dice.one_in(4).then(|| Duration::from_secs(40 + dice.below(40))),
-        may_roll_back: profile.commit != Commit::Server,
+        commit: profile.commit,
     };
     let mut cluster = Cluster::new(seed, profile.clone());
+    cluster.keep_events(events);
     cluster.look_every(Duration::from_millis(100));
     cluster.keepers(care.keepers);
     cluster.children_do(|launch, _| script::child(launch));
     let hosts = ["a", "b", "c"].map(|name| cluster.add_host(name));
     let desk: Rc<Desk> = Rc::default();
-    let mut stage =
-        Stage { seed, profile: profile.clone(), cluster, history: None, care, parts: script::parts(seed), desk };
-    stage.play(&hosts, &setup, &mut dice)
+    let mut stage = Stage {
+        seed,
+        profile: profile.clone(),
+        cluster,
+        history: None,
+        care,
+        parts: script::parts(seed),
+        desk,
+        is_forgetful: false,
+    };
+    stage.play(&hosts, &setup, &mut dice, &mut turns)
 }
 
 /// A cluster while it is rehearsed.
@@ -211,15 +251,36 @@ struct Stage {
     care: Care,
     parts: Vec<script::Part>,
     desk: Rc<Desk>,
+    /// Whether everything that had ended was asked to be collected.
+    is_forgetful: bool,
 }
 
 impl Stage {
-    fn play(&mut self, hosts: &[HostId; 3], setup: &Setup, dice: &mut Dice) -> Result<Report, Box<Trouble>> {
+    fn play(
+        &mut self,
+        hosts: &[HostId; 3],
+        setup: &Setup,
+        dice: &mut Dice,
+        turns: &mut Dice,
+    ) -> Result<Report, Box<Trouble>> {
         let first = self.init(hosts[2], setup)?;
-        self.history = Some(History::new(first));
+        self.history = Some(History::new(first, self.profile.commit == Commit::Later));
         self.cast(hosts, setup, dice);
         let budget = budget(dice, self.care);
         self.cluster.plan_faults(&budget);
+        if self.care.keepers < 100 && turns.one_in(3) {
+            self.watch(Duration::from_secs(4 + turns.below(15)), false)?;
+            if let Some(keeper) = self.cluster.find("keeper-0") {
+                self.cluster.inject(Fault::Kill(keeper));
+            }
+        }
+        if turns.one_in(5) {
+            // The operator has less patience. Workers that are there keep the fence that they came with.
+            self.watch(Duration::from_secs(3 + turns.below(15)), false)?;
+            let hasty = Limits { self_fence_ms: 3_000, suspect_ms: 2_000, lease_ms: 4_500, ..setup.limits.clone() };
+            let bytes = serde_json::to_vec(&hasty).unwrap_or_default();
+            self.cluster.put_file(layout::LIMITS, &bytes);
+        }
         if dice.one_in(3) {
             // A person or a batch system ends a worker in order.
             let at = Duration::from_secs(5 + dice.below(20));
@@ -251,7 +312,10 @@ impl Stage {
             self.watch(Duration::from_millis(dice.below(3_000)), false)?;
         }
         self.cluster.quiet();
-        let has_ended = self.watch(PATIENCE, true)?;
+        let mut has_ended = self.watch(PATIENCE, true)?;
+        if turns.one_in(5) {
+            has_ended &= self.collect_all(hosts[2], turns)?;
+        }
         if more.one_in(4) {
             // What was asked to be collected is collected, and what came of the tasks is still there afterwards.
             self.watch(COLLECTING, false)?;
@@ -259,10 +323,22 @@ impl Stage {
         self.judge(has_ended)
     }
 
+    /// Lets an operator collect all that has ended, while things go wrong once more.
+    fn collect_all(&mut self, host: HostId, turns: &mut Dice) -> Result<bool, Box<Trouble>> {
+        self.is_forgetful = true;
+        let budget = FaultBudget { suspends: 0, full_disks: 0, ..budget(turns, self.care) };
+        self.cluster.plan_faults(&budget);
+        self.cluster.spawn_service(host, "operator", Duration::from_secs(1), roles::collect_all);
+        self.watch(budget.window * 3, false)?;
+        self.cluster.quiet();
+        self.watch(COLLECTING, false)?;
+        self.watch(PATIENCE, true)
+    }
+
     /// Makes the queue; returns its first decision.
     fn init(&mut self, host: HostId, setup: &Setup) -> Result<crate::protocol::id::DecisionId, Box<Trouble>> {
-        let head_style = if self.profile.bricks { HeadStyle::Dotted } else { HeadStyle::Plain };
-        let options = InitOptions { limits: Some(setup.limits.clone()), head_style, ..InitOptions::default() };
+        let (limits, head_style) = (Some(setup.limits.clone()), setup.head_style);
+        let options = InitOptions { limits, head_style, ..InitOptions::default() };
         self.cluster.spawn(host, "init", move |env| {
             let made = queue::init_on(env.fs(), env.chance(), env.clock(), Path::new("q"), UID, &options);
             assert!(made.is_ok(), "cannot make a queue: {made:?}");
@@ -307,6 +383,10 @@ impl Stage {
             wait(env);
             roles::client(env, &desk, &parts, collects);
         });
+        let desk = self.desk.clone();
+        self.cluster.spawn_service(hosts[2], "onlooker", Duration::from_secs(1), move |env| {
+            roles::onlooker(env, &desk);
+        });
     }
 
     /// Runs for a span, or until everything has ended; says whether it has.
@@ -316,12 +396,19 @@ impl Stage {
             |view| {
                 let Some(history) = history else { return false };
                 history.look(view);
+                let revoked = desk.revoked.take();
+                if !history.may_fall_back() {
+                    for what in revoked {
+                        history.blame(what);
+                    }
+                }
                 let is_broken = !history.violations.is_empty();
                 is_broken
                     || (until_end
                         && desk.is_submitted.get()
                         && desk.numbers.borrow().iter().zip(parts).all(|(job, part)| history.has_ended(*job, part))
-                        && view.children().all(|child| child.ended.is_some()))
+                        && view.children().all(|child| child.ended.is_some())
+                        && history.is_reported(&desk.reported.borrow()))
             },
             span,
         );

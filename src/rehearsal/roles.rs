@@ -10,14 +10,16 @@ use std::time::Duration;
 use crate::client::request;
 use crate::client::submit::{self, BindError};
 use crate::clock::{Chance, Clock};
-use crate::decision::ChainError;
+use crate::decision::{ChainError, Reader};
 use crate::fs::Fs;
 use crate::fs::outside::{Outside, Sink};
 use crate::master::{self, Chore, Halt, Master, Report};
 use crate::process::{Child, Event, Group, Host, Identity, Launch, Liveness, Process, SetupFailure, Signal, Started};
-use crate::protocol::id::{JobId, Nonce, WorkerId};
-use crate::protocol::record::{Action, Limits, QueueFile, Requeue, Trust};
+use crate::protocol::id::{JobId, Nonce, TaskId, WorkerId};
+use crate::protocol::lifecycle::TaskState;
+use crate::protocol::record::{Action, HeadStyle, Limits, QueueFile, Requeue, Trust};
 use crate::queue;
+use crate::sim::profile::Commit;
 use crate::sim::{SimEnv, SimProcess};
 use crate::state::State;
 use crate::store::Store;
@@ -43,6 +45,10 @@ pub(super) struct Desk {
     pub(super) pause: Cell<Option<Duration>>,
     /// Why masters stopped for good.
     pub(super) halts: RefCell<Vec<String>>,
+    /// The ends of tasks that were reported to the user as final.
+    pub(super) reported: RefCell<BTreeMap<TaskId, TaskState>>,
+    /// What was reported and is no longer so.
+    pub(super) revoked: RefCell<Vec<String>>,
 }
 
 #[derive(Default)]
@@ -61,12 +67,13 @@ struct Link {
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) limits: Limits,
+    pub(super) head_style: HeadStyle,
     pub(super) nudges: bool,
     pub(super) mark_sync: bool,
     /// How long workers live.
     pub(super) lifetime: Option<Duration>,
-    /// Whether halts after a roll-back of the file system are to be expected.
-    pub(super) may_roll_back: bool,
+    /// How the file system keeps its word: whether halts after a roll-back are to be expected.
+    pub(super) commit: Commit,
 }
 
 fn queue_file(env: &SimEnv) -> QueueFile {
@@ -127,10 +134,13 @@ fn lead(env: &SimEnv, desk: &Rc<Desk>, setup: &Setup, me: WorkerId) -> Option<Ha
         }
         if let Some(halt) = step.halt {
             env.note(&halt.to_string());
-            let is_expected = matches!(
-                halt,
-                Halt::Chain(ChainError::RolledBack { .. } | ChainError::Missing { .. }) if setup.may_roll_back
-            );
+            let is_expected = match &halt {
+                Halt::Chain(ChainError::RolledBack { .. } | ChainError::Missing { .. }) => {
+                    setup.commit != Commit::Server
+                }
+                Halt::Chain(ChainError::NoHead) => setup.commit == Commit::Later,
+                _ => false,
+            };
             assert!(is_expected, "{halt}");
             desk.halts.borrow_mut().push(halt.to_string());
             return Some(halt);
@@ -384,6 +394,45 @@ pub(super) fn client(env: &SimEnv, desk: &Desk, parts: &[Part], collects: bool) 
         ask(env, &Action::Collect { keep_ms: None });
     }
     desk.is_submitted.set(true);
+}
+
+/// Follows the decisions as `fq wait` does, and reports what has ended once it is settled.
+pub(super) fn onlooker(env: &SimEnv, desk: &Desk) {
+    let mut reader: Option<Reader> = None;
+    loop {
+        env.sleep(Duration::from_millis(1_500));
+        let looked = match &mut reader {
+            Some(reader) => reader.refresh(env.fs()).map(|_| ()),
+            none => Reader::open(env.fs()).map(|opened| *none = Some(opened)),
+        };
+        let Some(current) = reader.as_ref().filter(|_| looked.is_ok()) else {
+            if looked.is_err_and(|error| !error.may_pass()) {
+                reader = None;
+            }
+            continue;
+        };
+        if current.settle(env.fs()).is_err() {
+            reader = None;
+            continue;
+        }
+        let (state, mut reported) = (current.state(), desk.reported.borrow_mut());
+        for (at, old) in reported.iter() {
+            // A job that was collected is not heard of any more.
+            let new = state.task(*at).map(|(_, task)| task.state);
+            if new.is_some_and(|new| new != *old) {
+                desk.revoked.borrow_mut().push(format!("{at} was reported as {old} and is {new:?} in {}", state.at));
+            }
+        }
+        for job in state.jobs.values() {
+            let ended = job.tasks.iter().enumerate().filter(|(_, task)| task.state.is_final());
+            reported.extend(ended.map(|(at, task)| (job.task_id(at as u32), task.state)));
+        }
+    }
+}
+
+/// An operator who asks for everything to be collected that has ended.
+pub(super) fn collect_all(env: &SimEnv) {
+    ask(env, &Action::Collect { keep_ms: Some(0) });
 }
 
 /// Sends a request, again and again until it is there.

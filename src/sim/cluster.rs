@@ -19,7 +19,7 @@ use super::process::{ChildRun, ChildScript};
 use super::profile::Profile;
 use super::seed::Seed;
 use super::server::{Birth, Server};
-use super::world::{Event, Planned, Shared, World};
+use super::world::{Event, Met, Planned, Shared, World};
 
 /// A simulated host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -343,31 +343,44 @@ impl Cluster {
             Duration::from_nanos(seed.below(most))
         };
         let short = |seed: &mut Seed| Duration::from_millis(seed.within((500, 40_000)));
-        let skip = |seed: &mut Seed| seed.below(12) as u32;
+        let aims = budget.aims;
+        let at_call = move |s: &mut Seed, fault: CallFault| {
+            let fitting: Vec<_> = aims.iter().filter(|(call, _)| fault.suits(*call)).collect();
+            if !fitting.is_empty() && s.happens(600) {
+                let (call, path) = fitting[s.below(fitting.len() as u64) as usize];
+                return Planned::Call(fault, s.below(3) as u32, Some(*call), path);
+            }
+            Planned::Call(fault, s.below(12) as u32, None, "")
+        };
         draw(budget.crashes, &mut |s| {
             let fault = if s.happens(500) { CallFault::CrashBefore } else { CallFault::CrashAfter };
-            Planned::Call(fault, skip(s))
+            at_call(s, fault)
         });
         draw(budget.late_calls, &mut |s| {
             let fault = CallFault::LateAfterDeath(Duration::from_millis(s.below(60_000)));
-            Planned::Call(fault, skip(s))
+            at_call(s, fault)
         });
-        draw(budget.lost_replies, &mut |s| Planned::Call(CallFault::LostReply, skip(s)));
+        draw(budget.lost_replies, &mut |s| at_call(s, CallFault::LostReply));
+        draw(budget.powers_at_calls, &mut |s| {
+            let fault = CallFault::PowerAfter(short(s));
+            at_call(s, fault)
+        });
         draw(budget.errors, &mut |s| {
             let errno = [libc::ENOSPC, libc::EDQUOT, libc::EIO, libc::ESTALE][s.below(4) as usize];
             let fault =
                 if s.happens(600) || errno != libc::EIO { CallFault::Refused(errno) } else { CallFault::Failed(errno) };
-            Planned::Call(fault, skip(s))
+            at_call(s, fault)
         });
         draw(budget.bad_tails, &mut |s| {
             let fault = if s.happens(500) { CallFault::NulTail } else { CallFault::ShortTail };
-            Planned::Call(fault, skip(s))
+            at_call(s, fault)
         });
         let slow_max = budget.slow_max.as_millis() as u64;
         draw(budget.slow_calls, &mut |s| {
-            Planned::Call(CallFault::Slow(Duration::from_millis(s.below(slow_max))), skip(s))
+            let fault = CallFault::Slow(Duration::from_millis(s.below(slow_max)));
+            at_call(s, fault)
         });
-        draw(budget.half_renames, &mut |s| Planned::Call(CallFault::HalfRename, skip(s)));
+        draw(budget.half_renames, &mut |s| at_call(s, CallFault::HalfRename));
         draw(budget.pauses, &mut |s| Planned::Pause(span(s)));
         draw(budget.suspends, &mut |s| Planned::Suspend(span(s)));
         draw(budget.partitions, &mut |s| Planned::Partition(span(s)));
@@ -447,7 +460,7 @@ impl Cluster {
         Duration::from_nanos(self.shared.lock().now)
     }
 
-    /// The last 2000 events, one a line.
+    /// The last events, one a line.
     pub fn trace(&self) -> Vec<String> {
         self.shared.lock().trace_lines()
     }
@@ -467,9 +480,24 @@ impl Cluster {
         self.shared.lock().counts.get(name).map_or(0, |counts| counts[call as usize])
     }
 
-    /// How often each fault has hit each kind of call, by the names that `Debug` gives to faults.
-    pub fn coverage(&self) -> BTreeMap<(Call, &'static str), u64> {
-        self.shared.lock().coverage.clone()
+    /// Every call so far that a fault has hit, or that its caller did not live to see the end of.
+    pub fn met(&self) -> Vec<Met> {
+        self.shared.lock().met.clone()
+    }
+
+    /// Counts calls by kind and by what `place` calls their path, from now on; see [`Cluster::places`].
+    pub fn count_places(&mut self, place: fn(&str) -> &'static str) {
+        self.shared.lock().place = Some(place);
+    }
+
+    /// How many calls of each kind were made at each place.
+    pub fn places(&self) -> BTreeMap<(Call, &'static str), u64> {
+        self.shared.lock().places.clone()
+    }
+
+    /// Keeps so many of the last events for [`Cluster::trace`] instead of 2000.
+    pub fn keep_events(&mut self, count: usize) {
+        self.shared.lock().trace.capacity = count.max(1);
     }
 
     /// How many faults of each kind have happened.
@@ -550,6 +578,11 @@ impl View<'_> {
     /// Whether name and bytes would survive a power loss now, with the names of all directories above.
     pub fn is_durable(&self, path: &str) -> bool {
         self.world.server.is_durable(path, self.world.now)
+    }
+
+    /// Whether the server has lost power so far.
+    pub fn has_lost_power(&self) -> bool {
+        self.world.has_lost_power
     }
 
     /// Whether the name would survive a power loss now, with the names of all directories above.

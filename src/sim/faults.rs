@@ -36,6 +36,50 @@ pub enum CallFault {
     /// A rename stops between its two halves, leaving both names, and its process dies (`bricks` profiles; elsewhere a crash
     /// after the call).
     HalfRename,
+    /// The power of the server fails for this long once it is executed: what is not durable is lost.
+    PowerAfter(Duration),
+}
+
+impl CallFault {
+    /// One of each kind, without what differs within a kind.
+    pub fn kinds() -> [Self; 14] {
+        [
+            Self::LostReply,
+            Self::Refused(libc::EIO),
+            Self::Failed(libc::EIO),
+            Self::CrashBefore,
+            Self::CrashAfter,
+            Self::HostCrashBefore,
+            Self::HostCrashAfter,
+            Self::LateAfterDeath(Duration::ZERO),
+            Self::Slow(Duration::ZERO),
+            Self::PauseAfter(Duration::ZERO),
+            Self::NulTail,
+            Self::ShortTail,
+            Self::HalfRename,
+            Self::PowerAfter(Duration::ZERO),
+        ]
+    }
+
+    /// Its name, without its numbers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LostReply => "LostReply",
+            Self::Refused(_) => "Refused",
+            Self::Failed(_) => "Failed",
+            Self::CrashBefore => "CrashBefore",
+            Self::CrashAfter => "CrashAfter",
+            Self::HostCrashBefore => "HostCrashBefore",
+            Self::HostCrashAfter => "HostCrashAfter",
+            Self::LateAfterDeath(_) => "LateAfterDeath",
+            Self::Slow(_) => "Slow",
+            Self::PauseAfter(_) => "PauseAfter",
+            Self::NulTail => "NulTail",
+            Self::ShortTail => "ShortTail",
+            Self::HalfRename => "HalfRename",
+            Self::PowerAfter(_) => "PowerAfter",
+        }
+    }
 }
 
 /// A fault that waits for a call.
@@ -96,24 +140,6 @@ impl Armed {
 }
 
 impl CallFault {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::LostReply => "LostReply",
-            Self::Refused(_) => "Refused",
-            Self::Failed(_) => "Failed",
-            Self::CrashBefore => "CrashBefore",
-            Self::CrashAfter => "CrashAfter",
-            Self::HostCrashBefore => "HostCrashBefore",
-            Self::HostCrashAfter => "HostCrashAfter",
-            Self::LateAfterDeath(_) => "LateAfterDeath",
-            Self::Slow(_) => "Slow",
-            Self::PauseAfter(_) => "PauseAfter",
-            Self::NulTail => "NulTail",
-            Self::ShortTail => "ShortTail",
-            Self::HalfRename => "HalfRename",
-        }
-    }
-
     /// Whether the fault makes sense for this call at all.
     pub fn suits(self, call: Call) -> bool {
         match self {
@@ -207,6 +233,11 @@ pub struct FaultBudget {
     pub wall_jumps: u32,
     /// Renames that stop half way.
     pub half_renames: u32,
+    /// Power losses of the server right after a call was executed.
+    pub powers_at_calls: u32,
+    /// Kinds of calls, and a text that their path contains, one of which most faults of calls are drawn to: what is called seldom
+    /// would hardly be hit by chance.
+    pub aims: &'static [(Call, &'static str)],
 }
 
 impl FaultBudget {
@@ -231,6 +262,8 @@ impl FaultBudget {
             full_disks: 0,
             wall_jumps: 0,
             half_renames: 0,
+            powers_at_calls: 0,
+            aims: &[],
         }
     }
 
@@ -252,6 +285,7 @@ impl FaultBudget {
             full_disks: 1,
             wall_jumps: 2,
             half_renames: 2,
+            powers_at_calls: 1,
             ..Self::none(window)
         }
     }

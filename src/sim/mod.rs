@@ -51,6 +51,7 @@ pub use env::{SimChance, SimClock, SimEnv, SimFs};
 pub use faults::{Armed, CallFault, Fault, FaultBudget};
 pub use process::{ChildRun, ChildScript, SimHost, SimProcess};
 pub use profile::Profile;
+pub use world::Met;
 
 #[cfg(test)]
 mod tests;

@@ -218,6 +218,11 @@ impl Profile {
         Self { name: "nfs-async", commit: Commit::Later, soft: true, ..Self::nfs41() }
     }
 
+    /// `NFSv4.1` mounted soft: calls of a cut-off host fail, and may be executed all the same.
+    pub fn nfs41_soft() -> Self {
+        Self { name: "nfs41-soft", soft: true, ..Self::nfs41() }
+    }
+
     /// Lustre with coherent locks.
     pub fn lustre_flock() -> Self {
         Self {
@@ -312,6 +317,7 @@ impl Profile {
             Self::nfs3_nolock(),
             Self::nfs40(),
             Self::nfs41(),
+            Self::nfs41_soft(),
             Self::nfs_async(),
             Self::lustre_flock(),
             Self::lustre_noflock(),

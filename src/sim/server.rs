@@ -83,6 +83,15 @@ enum Change {
 }
 
 impl Change {
+    /// Whether it gives or takes `name` in `dir`.
+    fn makes(&self, dir: u64, name: &str) -> bool {
+        let (at, changed) = match self {
+            Self::Made { dir, name } | Self::Removed { dir, name, .. } => (*dir, name),
+            Self::Renamed { to, .. } => (to.0, &to.1),
+        };
+        at == dir && changed == name
+    }
+
     fn dirs(&self) -> (u64, u64) {
         match self {
             Self::Made { dir, .. } | Self::Removed { dir, .. } => (*dir, *dir),
@@ -500,18 +509,27 @@ impl Server {
     pub(super) fn named_durably(&self, path: &str, now: u64) -> Option<u64> {
         let mut at = ROOT;
         for part in path.split('/').filter(|part| !part.is_empty()) {
-            let is_loose = |record: &Record| {
-                let (dir, name) = match &record.change {
-                    Change::Made { dir, name } | Change::Removed { dir, name, .. } => (*dir, name),
-                    Change::Renamed { to, .. } => (to.0, &to.1),
-                };
-                dir == at && name == part && record.at + self.flush >= now
-            };
-            if self.journal.iter().any(is_loose) {
-                return None;
+            let loose = self.journal.iter().filter(|record| record.at + self.flush >= now);
+            let touching: Vec<&Change> = loose.map(|record| &record.change).filter(|c| c.makes(at, part)).collect();
+            let there = self.entry(at, part)?;
+            match touching.as_slice() {
+                [] => {}
+                // Replaced by the same bytes: one or the other is left.
+                [Change::Renamed { replaced: Some(old), .. }] if self.is_same_file(*old, there) => {}
+                _ => return None,
             }
-            at = self.entry(at, part)?;
+            at = there;
         }
         Some(at)
+    }
+
+    /// Whether two files hold the same durable bytes and nothing else.
+    fn is_same_file(&self, one: u64, other: u64) -> bool {
+        match (self.file(one), self.file(other)) {
+            (Some(a), Some(b)) => {
+                a.data == b.data && a.durable >= a.data.len() && b.durable >= b.data.len() && !a.data.is_empty()
+            }
+            _ => false,
+        }
     }
 }

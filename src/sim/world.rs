@@ -176,10 +176,31 @@ pub(super) enum Event {
     Respawn(u32),
 }
 
+/// A call that a fault has hit, or whose caller died meanwhile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Met {
+    /// The name of the calling process.
+    pub by: String,
+    /// The kind.
+    pub call: Call,
+    /// The path, of a rename the source.
+    pub path: String,
+    /// [`Met::DEATH`], [`Met::DONE_AFTER_DEATH`], or the name of the fault.
+    pub what: &'static str,
+}
+
+impl Met {
+    /// Its caller died while it was under way, for whatever reason.
+    pub const DEATH: &'static str = "Death";
+    /// It was executed, or begun, after its caller had died.
+    pub const DONE_AFTER_DEATH: &'static str = "DoneAfterDeath";
+}
+
 /// A fault of a plan, whose victim is drawn when its time has come.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Planned {
-    Call(CallFault, u32),
+    /// So many calls are let pass of that kind, if any, whose path contains the text.
+    Call(CallFault, u32, Option<Call>, &'static str),
     Pause(Duration),
     Suspend(Duration),
     Partition(Duration),
@@ -252,7 +273,7 @@ struct Line {
 #[derive(Debug)]
 pub(super) struct Trace {
     lines: VecDeque<Line>,
-    capacity: usize,
+    pub(super) capacity: usize,
     pub(super) digest: u64,
     nothing: Arc<str>,
 }
@@ -277,7 +298,7 @@ impl Trace {
             let sum = line.path.bytes().fold(0_u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
             self.mix(sum);
         }
-        if self.lines.len() == self.capacity {
+        while self.lines.len() >= self.capacity {
             self.lines.pop_front();
         }
         self.lines.push_back(line);
@@ -308,7 +329,10 @@ pub(super) struct World {
     /// Faults of plans are ignored before this event age.
     plan_from: u64,
     pub(super) trace: Trace,
-    pub(super) coverage: BTreeMap<(Call, &'static str), u64>,
+    pub(super) met: Vec<Met>,
+    pub(super) place: Option<fn(&str) -> &'static str>,
+    pub(super) places: BTreeMap<(Call, &'static str), u64>,
+    pub(super) has_lost_power: bool,
     pub(super) counts: BTreeMap<String, [u64; Call::ALL.len()]>,
     pub(super) calls: u64,
     pub(super) hook: Hook,
@@ -355,7 +379,10 @@ impl World {
             armed: Vec::new(),
             plan_from: 0,
             trace: Trace { lines: VecDeque::new(), capacity: 2000, digest: 0xcbf2_9ce4_8422_2325, nothing: "".into() },
-            coverage: BTreeMap::new(),
+            met: Vec::new(),
+            place: None,
+            places: BTreeMap::new(),
+            has_lost_power: false,
             counts: BTreeMap::new(),
             calls: 0,
             hook: Box::new(|launch, _| ChildScript::from_argv(&launch.argv)),
@@ -592,10 +619,15 @@ impl World {
             }
         }
         let armed = self.armed.remove(hit?);
-        *self.coverage.entry((call, armed.fault.name())).or_insert(0) += 1;
+        self.meet(process, call, path, armed.fault.name());
         *self.happened.entry(armed.fault.name()).or_insert(0) += 1;
         self.note(process, format!("fault: {:?}", armed.fault));
         Some(armed.fault)
+    }
+
+    fn meet(&mut self, process: u32, call: Call, path: &str, what: &'static str) {
+        let by = self.procs[self.procs[process as usize].owner as usize].name.clone();
+        self.met.push(Met { by, call, path: path.to_owned(), what });
     }
 
     fn is_local(&self, op: &Op) -> bool {
@@ -608,6 +640,11 @@ impl World {
 
     fn execute(&mut self, id: u64) {
         let Some(mut request) = self.requests.remove(&id) else { return };
+        if request.executed.is_some() {
+            // The server has given it up meanwhile.
+            self.requests.insert(id, request);
+            return;
+        }
         let host = request.host as usize;
         if !self.is_local(&request.op) {
             if self.hosts[host].is_cut && !request.is_in_flight {
@@ -625,6 +662,10 @@ impl World {
             }
         }
         self.server.acting = request.host;
+        if !self.procs[request.process as usize].is_alive && request.phase == 0 {
+            let (call, path) = (request.call, Arc::clone(&request.path));
+            self.meet(request.process, call, &path, Met::DONE_AFTER_DEATH);
+        }
         let outcome = match request.fault {
             Some(CallFault::Refused(errno)) => {
                 if let Op::Write(handle, _) | Op::Sync(handle) | Op::Close(handle) = request.op {
@@ -650,6 +691,14 @@ impl World {
                     at += self.seed.within(self.profile.sync);
                 }
                 self.schedule(at, Event::Reply(id));
+                if let Some(request) = self.requests.get_mut(&id)
+                    && let Some(CallFault::PowerAfter(span)) = request.fault
+                {
+                    // Once: it may be executed again when the server is back.
+                    request.fault = None;
+                    *self.happened.entry("PowerLoss").or_insert(0) += 1;
+                    self.server_down(true, span);
+                }
             }
         }
     }
@@ -1104,12 +1153,17 @@ impl World {
         }
     }
 
+    /// Whether a host keeps a file that loses its name under a hidden one, because it has it open.
+    fn keeps_open(&self, host: u32, ino: u64) -> bool {
+        self.profile.silly_rename
+            && self.server.inode(ino).opens > 0
+            && self.handles.values().any(|h| h.ino == ino && h.host == host)
+    }
+
     /// Takes a name away, leaving a hidden one where the file is open on the same host.
     fn take_away(&mut self, host: u32, dir: u64, name: &str) {
         let Some(ino) = self.server.entry(dir, name) else { return };
-        let is_open = self.profile.silly_rename
-            && self.server.inode(ino).opens > 0
-            && self.handles.values().any(|h| h.ino == ino && h.host == host);
+        let is_open = self.keeps_open(host, ino);
         if is_open {
             self.silly.insert((ino, host), dir);
         }
@@ -1165,7 +1219,8 @@ impl World {
             // Two names of one file: nothing is done, says POSIX.
             return Outcome::Answer(Reply::Done);
         }
-        if target.is_some() {
+        let is_silly = target.is_some_and(|ino| self.keeps_open(host, ino));
+        if target.is_some() && (self.profile.bricks || is_silly) {
             self.take_away(host, to_dir, to_name);
         }
         if self.profile.bricks && !self.server.is_dir(ino) && brick(from_name) != brick(to_name) {
@@ -1412,6 +1467,9 @@ impl World {
         for id in pending {
             let held = self.hosts[host as usize].held.contains(&id) || self.server.held.contains(&id);
             let Some(request) = self.requests.get(&id) else { continue };
+            let (call, path) = (request.call, Arc::clone(&request.path));
+            self.meet(process, call, &path, Met::DEATH);
+            let Some(request) = self.requests.get(&id) else { continue };
             let begun = request.executed.is_some() || request.phase > 0 || request.is_in_flight;
             if !begun && !self.seed.happens(if held { 750 } else { 500 }) {
                 self.requests.remove(&id);
@@ -1631,6 +1689,7 @@ impl World {
             self.requests.clear();
         }
         self.server.is_up = false;
+        self.has_lost_power |= loses;
         if loses {
             let hosts = &self.hosts;
             let up = |host: u32| hosts.get(host as usize).is_some_and(|h| h.is_up && !h.is_cut);
@@ -1649,6 +1708,7 @@ impl World {
             self.server.is_up = true;
             return;
         }
+        self.give_up_halves();
         let open: Vec<u64> = self.requests.iter().filter(|(_, r)| r.executed.is_some()).map(|(id, _)| *id).collect();
         for id in open {
             let Some(request) = self.requests.get_mut(&id) else { continue };
@@ -1669,6 +1729,19 @@ impl World {
             }
         }
         self.schedule(self.now + span.as_nanos() as u64, Event::ServerUp);
+    }
+
+    /// Fails the renames that are between their two halves when the server goes: nobody carries out the second one.
+    fn give_up_halves(&mut self) {
+        let is_half = |r: &Request| r.phase == 1 && r.executed.is_none() && matches!(r.op, Op::Rename(_));
+        let halves: Vec<u64> = self.requests.iter().filter(|(_, r)| is_half(r)).map(|(id, _)| *id).collect();
+        for id in halves {
+            if let Some(request) = self.requests.get_mut(&id) {
+                request.executed = Some(Reply::Failed(libc::EIO));
+                request.commits.clear();
+            }
+            self.soon((MS, 10 * SEC), Event::Reply(id));
+        }
     }
 
     fn server_up(&mut self) {
@@ -1715,8 +1788,8 @@ impl World {
         let host = HostId(self.seed.below(self.hosts.len() as u64) as u32);
         let victim = living.get(self.seed.below(living.len() as u64) as usize).map(|p| ProcId(*p));
         match planned {
-            Planned::Call(fault, skip) => {
-                self.armed.push(Armed { process: None, call: None, path: String::new(), skip, fault });
+            Planned::Call(fault, skip, call, path) => {
+                self.armed.push(Armed { process: None, call, path: path.to_owned(), skip, fault });
             }
             Planned::Pause(span) => {
                 if let Some(victim) = victim {
