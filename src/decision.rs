@@ -18,6 +18,7 @@ use std::path::Path;
 
 use crate::clock::Chance;
 use crate::fs::{self, Call, ErrorKind, Fs, FsError};
+use crate::mutant::{self, Mutant};
 use crate::protocol::digest::Digest;
 use crate::protocol::frame;
 use crate::protocol::id::{DecisionId, Nonce};
@@ -157,6 +158,9 @@ pub fn look(fs: &dyn Fs) -> Result<Look, FsError> {
     Ok(match tokens.as_slice() {
         [] => Look::None,
         [(_, id)] => Look::Alone(*id),
+        [.., _] if mutant::is(Mutant::TakeNewest) => {
+            Look::Alone(tokens.iter().map(|t| t.1).max().unwrap_or(tokens[0].1))
+        }
         _ => Look::Several(tokens),
     })
 }
@@ -325,6 +329,9 @@ impl Reader {
     ///
     /// Fails with [`ChainError::RolledBack`] where what was seen had not been durable and is gone.
     pub fn settle(&self, fs: &dyn Fs) -> Result<(), ChainError> {
+        if mutant::is(Mutant::UnsettledReport) {
+            return Ok(());
+        }
         fs.sync_dir(layout::HEAD.as_ref())?;
         if fs.drops_names() {
             let (seen, now) = (self.state.at, look_for_one(fs)?);
@@ -360,7 +367,11 @@ fn read_snapshot(fs: &dyn Fs, wanted: SnapshotRef) -> Option<State> {
 pub fn write_snapshot(fs: &dyn Fs, state: &State) -> Option<SnapshotRef> {
     let bytes = encode_snapshot(state);
     let reference = SnapshotRef { at: state.at, sha: Digest::of(&bytes) };
-    fs::put_new(fs, &layout::snapshot(state.at), &bytes, MODE).ok()?;
+    let put = fs::put_new(fs, &layout::snapshot(state.at), &bytes, MODE);
+    if mutant::is(Mutant::SnapshotUnverified) {
+        return Some(reference);
+    }
+    put.ok()?;
     read_snapshot(fs, reference).map(|_| reference)
 }
 
@@ -499,17 +510,31 @@ impl Writer {
         let Some(pending) = &self.pending else { return Commit::Lost };
         let (id, prev) = (pending.candidate.header.id, self.reader.state.at);
         let moved = self.move_token(fs, chance, prev, id);
+        if mutant::is(Mutant::TrustRename) && moved.is_ok() {
+            return self.won();
+        }
+        if mutant::is(Mutant::TrustErrno) && moved.is_err() {
+            self.pending = None;
+            return Commit::Lost;
+        }
         let now = match self.head(fs, chance) {
             Ok(now) => now,
             Err(e) => return Commit::Unknown(e),
         };
         if now == prev {
+            if mutant::is(Mutant::DropCandidate) {
+                let _ = fs.unlink(&layout::decision(id));
+            }
+            if mutant::is(Mutant::DropCandidate) || mutant::is(Mutant::SecondCandidate) {
+                self.pending = None;
+                return Commit::Lost;
+            }
             return Commit::InDoubt;
         }
         if now != id {
             return self.superseded(fs, now);
         }
-        if moved.is_err() {
+        if moved.is_err() && !mutant::is(Mutant::MoveUnsynced) {
             // A rename that reported an error and was done nevertheless may not be durable yet, and only what is there after the
             // sync is.
             match fs.sync_dir(layout::HEAD.as_ref()).map_err(ChainError::Fs).and_then(|()| self.head(fs, chance)) {
@@ -519,6 +544,11 @@ impl Writer {
                 Err(e) => return Commit::Unknown(e),
             }
         }
+        self.won()
+    }
+
+    /// The candidate is bound.
+    fn won(&mut self) -> Commit {
         if let Some(Pending { candidate, next }) = self.pending.take() {
             self.reader = Reader { state: next, sha: candidate.sha, at_ms: candidate.header.at_ms };
             self.last = Some(candidate);

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use crate::mutant::{self, Mutant};
 use crate::process::Liveness;
 use crate::protocol::record::Limits;
 
@@ -63,7 +64,7 @@ impl OwnLease {
 
     /// Whether the worker has to end its tasks and itself.
     pub fn is_over(&self, now: Duration) -> bool {
-        now >= self.fence_at()
+        now >= self.fence_at() && !mutant::is(Mutant::NoFence)
     }
 }
 
@@ -81,6 +82,7 @@ impl Silence {
     /// Takes note of a successful poll at `now`. The time since the poll before counts if that one succeeded too, and at most
     /// `gap_max` of it: the observer may have been suspended.
     pub fn polled(&mut self, now: Duration, grew: bool, gap_max: Duration) {
+        let gap_max = if mutant::is(Mutant::BlindSilence) { Duration::MAX } else { gap_max };
         if grew {
             *self = Self::default();
         } else if let Some(last) = self.last_ok {
@@ -92,7 +94,9 @@ impl Silence {
 
     /// Takes note of a poll that failed: the time around it does not count.
     pub fn failed(&mut self) {
-        self.last_ok = None;
+        if !mutant::is(Mutant::BlindSilence) {
+            self.last_ok = None;
+        }
     }
 
     /// Begins anew, as the storm brake demands.
@@ -163,12 +167,21 @@ const SILENT_POLLS_MIN: u32 = 3;
 
 /// The silence after which a worker is dead: the longer of the queue's lease and what the worker's own self-fence time needs.
 pub fn lease(limits: &Limits, self_fence_ms: u64) -> Duration {
+    if mutant::is(Mutant::LostAtOnce) {
+        return Limits::span(limits.suspect_ms);
+    }
+    if mutant::is(Mutant::IgnoreFence) {
+        return Limits::span(limits.lease_ms);
+    }
     let needed = self_fence_ms.saturating_add(limits.grace_ms).saturating_add(self_fence_ms / 50);
     Limits::span(limits.lease_ms.max(needed))
 }
 
 /// Judges a worker by the strongest evidence there is.
 pub fn judge(seen: &Observation, limits: &Limits) -> Verdict {
+    if mutant::is(Mutant::LockAlone) && seen.lock == LockSeen::Free {
+        return Verdict::Dead(Evidence::Lock);
+    }
     if seen.has_successor {
         return Verdict::Dead(Evidence::Successor);
     }

@@ -15,6 +15,7 @@ pub mod keeper;
 pub mod lease;
 pub mod mailbox;
 pub mod master;
+pub mod mutant;
 pub mod node;
 pub mod probe;
 pub mod process;

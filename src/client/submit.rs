@@ -13,6 +13,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::fs::{self, Entry, EntryKind, ErrorKind, Fs, FsError};
+use crate::mutant::{self, Mutant};
 use crate::protocol::id::{JobId, Nonce};
 use crate::protocol::layout::{self, BUCKET};
 use crate::protocol::record::{Manifest, from_document, to_document};
@@ -122,6 +123,9 @@ pub fn bind(fs: &dyn Fs, mode: u32, manifest: &mut Manifest) -> Result<JobId, Bi
                 }
                 // The same nonce under the next number: should the first one count after all, both are one job.
                 next += 1;
+                if mutant::is(Mutant::FreshSub) {
+                    manifest.sub = Nonce(manifest.sub.0 ^ next);
+                }
             }
         }
         // The last number of the bucket is taken, whatever an old listing says.

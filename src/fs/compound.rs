@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{Call, Entry, Fs, FsError, Result};
 use crate::clock::Chance;
+use crate::mutant::{self, Mutant};
 
 /// Creates `path` in place with all of `bytes`, synced with its directory.
 ///
@@ -12,9 +13,11 @@ use crate::clock::Chance;
 pub fn put_new(fs: &dyn Fs, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let mut file = fs.create(path, mode)?;
     file.write(bytes)?;
-    file.sync()?;
+    if !mutant::is(Mutant::GroupUnsynced) {
+        file.sync()?;
+    }
     file.close()?;
-    sync_name(fs, path)
+    if mutant::is(Mutant::NameUnsynced) { Ok(()) } else { sync_name(fs, path) }
 }
 
 /// Makes the name of the regular file `path` durable, and proves it.
@@ -54,11 +57,14 @@ pub(super) fn is_there(fs: &dyn Fs, path: &Path) -> Result<bool> {
 /// For names whose content is a function of the name, so that doing it twice or late is harmless. The temporary file lies in
 /// the same directory, begins with `.t-` and is used once. Spec: ordering, "Publish".
 pub fn publish(fs: &dyn Fs, chance: &dyn Chance, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let temp = path.with_file_name(format!(".t-{:016x}", chance.bits()));
+    let nonce = if mutant::is(Mutant::ReuseTemp) { 0 } else { chance.bits() };
+    let temp = path.with_file_name(format!(".t-{nonce:016x}"));
     let written = (|| {
         let mut file = fs.create(&temp, mode)?;
         file.write(bytes)?;
-        file.sync()?;
+        if !mutant::is(Mutant::MailUnsynced) {
+            file.sync()?;
+        }
         file.close()
     })();
     if let Err(error) = written {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::fs::{self, ErrorKind, FsError, Stat};
+use crate::mutant::{self, Mutant};
 use crate::protocol::digest::Digest;
 use crate::protocol::frame;
 use crate::protocol::id::{JobId, Nonce, Target, WorkerId};
@@ -209,7 +210,7 @@ impl Lead {
         };
         // Its submitter may not have come to this. A number that a decision knows must not be lost to a power failure, or another
         // submission would take it.
-        if fs::sync_name(env.fs, &path).is_err() {
+        if !mutant::is(Mutant::IngestUnsynced) && fs::sync_name(env.fs, &path).is_err() {
             self.torn.insert(id, (later(tries), tries));
             return Ok(());
         }
@@ -328,6 +329,9 @@ impl Lead {
 
     /// Forgets that requests were answered, once nothing can bring their files back: they would be answered again.
     fn forget_requests(&mut self, env: Env, mut ids: Vec<Nonce>) -> Result<(), Halt> {
+        if mutant::is(Mutant::ForgetUnsettled) {
+            return self.decide(Op::Forget { ids });
+        }
         let Ok(entries) = fs::settle_dir(env.fs, layout::CONTROL.as_ref()) else { return Ok(()) };
         let there: BTreeSet<Nonce> = entries.iter().filter_map(|e| layout::parse_request(&e.name)).collect();
         ids.retain(|id| !there.contains(id));

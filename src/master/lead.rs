@@ -8,6 +8,7 @@ use crate::decision::{self, Author, Commit, Writer};
 use crate::fs::{ErrorKind, WriteFile};
 use crate::lease::StormBrake;
 use crate::mailbox;
+use crate::mutant::{self, Mutant};
 use crate::protocol::id::{AttemptId, DecisionId, JobId, Nonce, TaskId, WorkerId};
 use crate::protocol::layout;
 use crate::protocol::record::{Action, BeaconLine, Departure, Limits, Mail, Message, Op, QueueFile, to_line};
@@ -199,6 +200,10 @@ impl Lead {
             if !self.draft.is_empty() {
                 let ops = std::mem::take(&mut self.draft);
                 let author = Author { by: options.me.clone(), term: self.term, at_ms: env.clock.wall_ms() };
+                if mutant::is(Mutant::EarlyMail) {
+                    self.externalise(&ops, out);
+                    self.deliver(env);
+                }
                 let commit = writer.commit(env.fs, env.chance, &author, self.id, ops.clone());
                 self.draft = ops;
                 if let Some(next) = self.judged(env, writer, options, commit, out) {
@@ -270,6 +275,9 @@ impl Lead {
 
     /// Goes back to the settled state: what was read for the draft is read again.
     fn forget_draft(&mut self, settled: &State) {
+        if mutant::is(Mutant::BlindRebase) {
+            return;
+        }
         self.draft.clear();
         self.removals.clear();
         self.work = settled.clone();
@@ -468,6 +476,9 @@ impl Lead {
     /// Writes again all mail that no worker has acknowledged: a predecessor may have died before it did.
     fn repair(&mut self, settled: &State) {
         self.repaired = true;
+        if mutant::is(Mutant::NoRepair) {
+            return;
+        }
         let mut due = Vec::new();
         for (w, worker) in settled.live_workers() {
             due.extend(worker.outbox.iter().map(|(m, (by, msg))| (w.clone(), *m, *by, msg.clone())));
@@ -517,6 +528,10 @@ impl Lead {
 
     /// What is done when nothing else is: the nudges of a quiet master, the view for people.
     fn linger(&mut self, env: Env, options: &Options, out: &mut Outcome) {
+        if mutant::is(Mutant::NoNudge) {
+            self.nudged = true;
+            return;
+        }
         let now = env.clock.boot();
         if !self.nudged && now >= self.won_at + QUIET {
             self.nudged = true;

@@ -7,6 +7,7 @@ use crate::fs::{Fs, FsError, Locked};
 use crate::gc;
 use crate::journal::{Tail, TailNews};
 use crate::lease::{self, Evidence, LockSeen, Observation, Silence, Verdict};
+use crate::mutant::{self, Mutant};
 use crate::process::{Group, Liveness};
 use crate::protocol::id::{AttemptId, Nonce, WorkerId};
 use crate::protocol::layout;
@@ -315,6 +316,9 @@ impl Lead {
         let Verdict::Dead(evidence) = watched.verdict else { return Ok(()) };
         // Every durable end in its journal is accepted before it is declared lost, and nothing of it afterwards.
         let Some(watched) = self.watched.get_mut(w) else { return Ok(()) };
+        if mutant::is(Mutant::NoLastLook) {
+            return self.lose(w, evidence, out);
+        }
         let Ok(news) = watched.tail.finish(env.fs) else {
             watched.silence.failed();
             return Ok(());

@@ -7,6 +7,7 @@
 //!
 //! What is not rehearsed: threads of one process that run at once, the user's own files, real processes.
 
+pub mod bounded;
 mod history;
 mod roles;
 mod script;
@@ -20,6 +21,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::fs::Call;
+use crate::mutant::{self, Mutant};
 use crate::protocol::layout;
 use crate::protocol::record::{HeadStyle, Limits};
 use crate::queue::{self, InitOptions};
@@ -214,20 +216,9 @@ pub fn run_traced(seed: u64, profile: &Profile, events: usize) -> Result<Report,
     let mut turns = Dice::new(seed_of(seed, "turns"));
     let is_tight = turns.one_in(2);
     let is_plain = turns.one_in(3);
-    let setup = Setup {
-        limits: limits(is_tight),
-        head_style: if profile.bricks && !is_plain { HeadStyle::Dotted } else { HeadStyle::Plain },
-        nudges: matches!(profile.change, Change::Tick(_)),
-        mark_sync: !profile.local,
-        lifetime: dice.one_in(4).then(|| Duration::from_secs(40 + dice.below(40))),
-        commit: profile.commit,
-    };
-    let mut cluster = Cluster::new(seed, profile.clone());
-    cluster.keep_events(events);
-    cluster.look_every(Duration::from_millis(100));
-    cluster.keepers(care.keepers);
-    cluster.children_do(|launch, _| script::child(launch));
-    let hosts = ["a", "b", "c"].map(|name| cluster.add_host(name));
+    let lifetime = dice.one_in(4).then(|| Duration::from_secs(40 + dice.below(40)));
+    let setup = setup_of(profile, is_tight, is_plain, lifetime);
+    let (cluster, hosts) = opened(seed, profile, care, events);
     let desk: Rc<Desk> = Rc::default();
     let mut stage = Stage {
         seed,
@@ -238,8 +229,20 @@ pub fn run_traced(seed: u64, profile: &Profile, events: usize) -> Result<Report,
         parts: script::parts(seed),
         desk,
         is_forgetful: false,
+        is_looked_on: true,
     };
     stage.play(&hosts, &setup, &mut dice, &mut turns)
+}
+
+/// Rehearses `seed` on `profile` with one precaution of the protocol left out; returns what gave it away, if anything did.
+///
+/// Of use in builds with debug assertions only: others have no [mutants](crate::mutant).
+pub fn find_mutant(mutant: Mutant, seed: u64, profile: &Profile) -> Option<String> {
+    match std::panic::catch_unwind(|| mutant::with(mutant, || run_traced(seed, profile, 0))) {
+        Ok(Ok(_)) => None,
+        Ok(Err(trouble)) => Some(trouble.violations.into_iter().next().unwrap_or_default()),
+        Err(_) => Some("it panicked".into()),
+    }
 }
 
 /// A cluster while it is rehearsed.
@@ -253,6 +256,30 @@ struct Stage {
     desk: Rc<Desk>,
     /// Whether everything that had ended was asked to be collected.
     is_forgetful: bool,
+    /// Whether somebody follows the decisions as `fq wait` does.
+    is_looked_on: bool,
+}
+
+fn setup_of(profile: &Profile, is_tight: bool, is_plain: bool, lifetime: Option<Duration>) -> Setup {
+    Setup {
+        limits: limits(is_tight),
+        head_style: if profile.bricks && !is_plain { HeadStyle::Dotted } else { HeadStyle::Plain },
+        nudges: matches!(profile.change, Change::Tick(_)),
+        mark_sync: !profile.local,
+        lifetime,
+        commit: profile.commit,
+    }
+}
+
+/// The machines: two that run tasks, and the user's.
+fn opened(seed: u64, profile: &Profile, care: Care, events: usize) -> (Cluster, [HostId; 3]) {
+    let mut cluster = Cluster::new(seed, profile.clone());
+    cluster.keep_events(events);
+    cluster.look_every(Duration::from_millis(100));
+    cluster.keepers(care.keepers);
+    cluster.children_do(|launch, _| script::child(launch));
+    let hosts = ["a", "b", "c"].map(|name| cluster.add_host(name));
+    (cluster, hosts)
 }
 
 impl Stage {
@@ -383,15 +410,17 @@ impl Stage {
             wait(env);
             roles::client(env, &desk, &parts, collects);
         });
-        let desk = self.desk.clone();
-        self.cluster.spawn_service(hosts[2], "onlooker", Duration::from_secs(1), move |env| {
-            roles::onlooker(env, &desk);
-        });
+        if self.is_looked_on {
+            let desk = self.desk.clone();
+            self.cluster.spawn_service(hosts[2], "onlooker", Duration::from_secs(1), move |env| {
+                roles::onlooker(env, &desk);
+            });
+        }
     }
 
     /// Runs for a span, or until everything has ended; says whether it has.
     fn watch(&mut self, span: Duration, until_end: bool) -> Result<bool, Box<Trouble>> {
-        let (history, desk, parts) = (&mut self.history, &self.desk, &self.parts);
+        let (history, desk, parts, is_looked_on) = (&mut self.history, &self.desk, &self.parts, self.is_looked_on);
         let ended = self.cluster.run_until(
             |view| {
                 let Some(history) = history else { return false };
@@ -408,7 +437,7 @@ impl Stage {
                         && desk.is_submitted.get()
                         && desk.numbers.borrow().iter().zip(parts).all(|(job, part)| history.has_ended(*job, part))
                         && view.children().all(|child| child.ended.is_some())
-                        && history.is_reported(&desk.reported.borrow()))
+                        && (!is_looked_on || history.is_reported(&desk.reported.borrow())))
             },
             span,
         );

@@ -203,6 +203,25 @@ pub(super) fn parts(seed: u64) -> Vec<Part> {
     parts
 }
 
+/// What is submitted in the small rehearsal: two tasks, of which the second is held, released, and then waits for the first.
+pub(super) fn two_tasks() -> Vec<Part> {
+    let part = |name, sub| Part {
+        name,
+        sub: Nonce(sub),
+        tasks: 1,
+        does: Does::Well,
+        needs: Needs::default(),
+        after: None,
+        publishes: false,
+        asks: Vec::new(),
+        ends: &[TaskState::Done],
+    };
+    let mut second = Part { after: Some((After::Ok, 0)), publishes: true, ..part("ab", 2) };
+    second.needs.hold = true;
+    second.asks = vec![(Duration::from_millis(500), Asks::Release)];
+    vec![part("a", 1), second]
+}
+
 /// The name and index of a task, out of its environment.
 fn who(launch: &Launch) -> (String, Option<u64>, u32) {
     let get = |name: &str| {

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::fs::{self, ErrorKind, Fs, FsError, ReadFile, WriteFile};
+use crate::mutant::{self, Mutant};
 use crate::protocol::digest::{Digest, Hasher};
 use crate::protocol::id::WorkerId;
 use crate::protocol::layout;
@@ -98,7 +99,7 @@ impl Writer {
             refs.push(Ref::Packed { sha, len, pack: layout::pack_name(&self.creator, self.number), at });
             written += 1;
         }
-        if written > 0 {
+        if written > 0 && !mutant::is(Mutant::StoreUnsynced) {
             current.file.sync()?;
         }
         Ok((written, current))

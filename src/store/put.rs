@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::pack;
 use crate::clock::Chance;
 use crate::fs::{self, Fs, FsError, WriteFile};
+use crate::mutant::{self, Mutant};
 use crate::protocol::digest::{Digest, Hasher};
 use crate::protocol::id::WorkerId;
 use crate::protocol::layout;
@@ -149,7 +150,9 @@ impl ObjectWriter<'_> {
         let Some(mut file) = self.file.take() else {
             return Err(FsError::new(fs::Call::Sync, &self.temp, libc::EBADF));
         };
-        file.sync()?;
+        if !mutant::is(Mutant::StoreUnsynced) {
+            file.sync()?;
+        }
         file.close()?;
         let sha = std::mem::take(&mut self.hasher).finish();
         let path = layout::object(&sha);

@@ -37,6 +37,7 @@ use crate::fs::{Call, ErrorKind, Fs, FsError, LockGuard, Locked, put_new, settle
 use crate::journal;
 use crate::lease::OwnLease;
 use crate::mailbox::{MailError, Receiver};
+use crate::mutant::{self, Mutant};
 use crate::process::{Host, Identity, Process, Signal};
 use crate::protocol::id::{AttemptId, Nonce, WorkerId};
 use crate::protocol::layout;
@@ -417,6 +418,9 @@ impl Worker {
     fn fence(&mut self, world: &mut World<'_, '_>, why: String) {
         self.queue.clear();
         self.finishing.clear();
+        if mutant::is(Mutant::FenceWithoutKill) {
+            self.running.clear();
+        }
         for running in &self.running {
             world.process.signal(running.child, Signal::Kill);
         }
@@ -644,6 +648,7 @@ impl Worker {
         let durable = self.journal.durable();
         let outcome = self.journal.flush(pulse.fs);
         if self.journal.durable() > durable {
+            let before = if mutant::is(Mutant::LateProof) { pulse.clock.boot() } else { before };
             self.lease.prove(before, pulse.chance.jitter(self.beat_pace(before)));
             (pulse.proved)(self.proved());
         }
