@@ -41,6 +41,9 @@ struct Arguments {
     /// is the most that are tried. Fails if one is not found.
     #[arg(long, value_name = "NAME,…", num_args = 0..=1, default_missing_value = "all", conflicts_with = "seed")]
     mutants: Option<String>,
+    /// With `--seed`: rehearses this wrong variant of the protocol.
+    #[arg(long, value_name = "NAME", requires = "seed", conflicts_with = "mutants")]
+    mutant: Option<String>,
     /// Instead hits a small rehearsal at every call, or every so many calls, with every kind of fault.
     #[arg(long, value_name = "STRIDE", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["seed", "mutants"])]
     exhaust: Option<u32>,
@@ -228,6 +231,27 @@ fn exhaust(profiles: &[Profile], stride: u32, (from, pairs): (u64, u64), threads
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// The mutants of these names, or `all`.
+fn mutants_of(names: &str) -> Result<Vec<Mutant>, String> {
+    if !cfg!(debug_assertions) {
+        return Err("this build has no mutants; build it with debug assertions".into());
+    }
+    let known = Mutant::ALL;
+    if names == "all" {
+        return Ok(known.to_vec());
+    }
+    let find = |name: &str| known.iter().copied().find(|m| m.name() == name);
+    names
+        .split(',')
+        .map(|name| {
+            find(name).ok_or_else(|| {
+                let known: Vec<&str> = known.iter().map(|m| m.name()).collect();
+                format!("there is no mutant `{name}`; there are {}", known.join(", "))
+            })
+        })
+        .collect()
+}
+
 /// A number for a name.
 fn n_of(name: &str) -> u64 {
     name.bytes().fold(0, |n: u64, byte| n.wrapping_mul(31).wrapping_add(u64::from(byte)))
@@ -280,19 +304,16 @@ fn main() -> ExitCode {
     // What a simulated process says when it panics is told by the report of its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(2, usize::from));
-    if let Some(name) = &arguments.mutants {
-        if !cfg!(debug_assertions) {
-            eprintln!("error: this build has no mutants; build it with debug assertions");
+    let mutants = match arguments.mutants.as_ref().or(arguments.mutant.as_ref()).map(|names| mutants_of(names)) {
+        None => Vec::new(),
+        Some(Ok(mutants)) => mutants,
+        Some(Err(error)) => {
+            eprintln!("error: {error}");
             return ExitCode::from(2);
         }
-        let names: Vec<&str> = Mutant::ALL.iter().map(|m| m.name()).collect();
-        let asked: Vec<&str> = if name == "all" { names.clone() } else { name.split(',').collect() };
-        if let Some(unknown) = asked.iter().find(|asked| !names.contains(asked)) {
-            eprintln!("error: there is no mutant `{unknown}`; there are {}", names.join(", "));
-            return ExitCode::from(2);
-        }
-        let wanted: Vec<Mutant> = Mutant::ALL.iter().copied().filter(|m| asked.contains(&m.name())).collect();
-        return find_mutants(&wanted, &profiles, arguments.from, arguments.seeds, threads);
+    };
+    if arguments.mutants.is_some() {
+        return find_mutants(&mutants, &profiles, arguments.from, arguments.seeds, threads);
     }
     if let Some(stride) = arguments.exhaust {
         return exhaust(&profiles, stride.max(1), (arguments.from, arguments.pairs), threads, arguments.trace);
@@ -310,7 +331,8 @@ fn main() -> ExitCode {
                         return;
                     }
                     let profile = &profiles[(seed % profiles.len() as u64) as usize];
-                    let outcome = rehearsal::run_traced(seed, profile, events);
+                    let rehearse = || rehearsal::run_traced(seed, profile, events);
+                    let outcome = mutants.first().map_or_else(rehearse, |&m| fq::mutant::with(m, rehearse));
                     let Ok(mut tally) = tally.lock() else { return };
                     match outcome {
                         Ok(report) => {

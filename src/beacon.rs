@@ -4,7 +4,7 @@
 //! - One file a term, appended to by the master of that term alone; only its last whole line counts.
 //! - Nothing is decided on the strength of a beacon but how long its master has been silent.
 
-use crate::fs::{Fs, FsError};
+use crate::fs::{self, Fs, FsError};
 use crate::protocol::id::DecisionId;
 use crate::protocol::layout;
 use crate::protocol::record::BeaconLine;
@@ -35,7 +35,11 @@ impl Tail {
 
     /// Returns the last whole line; `Ok(None)` if there is none yet.
     pub fn look(&mut self, fs: &dyn Fs) -> Result<Option<&BeaconLine>, FsError> {
-        let mut file = match fs.open(&layout::beacon(self.term, self.lead)) {
+        let path = layout::beacon(self.term, self.lead);
+        if self.offset.is_none() && !fs::is_listed(fs, &path)? {
+            return Ok(None);
+        }
+        let mut file = match fs.open(&path) {
             Err(error) if error.not_found() => return Ok(self.last.as_ref()),
             opened => opened?,
         };

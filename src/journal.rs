@@ -238,6 +238,9 @@ pub struct Tail {
     /// The segment that is read; 0 before it is known where to begin.
     segment: u64,
     offset: u64,
+    /// Whether a listing has shown the segment. Looked up by name before it is there, an NFS client would miss it for a minute, or
+    /// for ever if it appears within one tick of the server's clock.
+    is_listed: bool,
     /// Where it was before it came to `segment`, for the case that it left too early.
     before: Option<(u64, u64)>,
     seq: u64,
@@ -289,7 +292,7 @@ impl Tail {
 
     /// Follows the journal after line `seq`.
     pub fn at(wid: WorkerId, seq: u64) -> Self {
-        Self { wid, segment: 0, offset: 0, before: None, seq, mark: 0, quiet: 0, unsaid: Vec::new() }
+        Self { wid, segment: 0, offset: 0, is_listed: false, before: None, seq, mark: 0, quiet: 0, unsaid: Vec::new() }
     }
 
     /// Whose journal it is.
@@ -363,7 +366,7 @@ impl Tail {
                 break;
             }
             if sealed {
-                self.go_to(self.segment + 1);
+                self.go_to(self.segment + 1, false);
                 furthest = furthest.max(self.segment);
             } else if !has_looked && !news.grew {
                 // The next segment is looked for first and this one read once more after that, so that no line synced here
@@ -373,7 +376,7 @@ impl Tail {
                     break;
                 }
                 if self.read_segment(fs, news)?.0 == 0 {
-                    self.go_to(self.segment + 1);
+                    self.go_to(self.segment + 1, true);
                     furthest = self.segment;
                     has_looked = false;
                 }
@@ -384,10 +387,11 @@ impl Tail {
         Ok(())
     }
 
-    fn go_to(&mut self, segment: u64) {
+    fn go_to(&mut self, segment: u64, is_listed: bool) {
         self.before = Some((self.segment, self.offset));
         self.segment = segment;
         self.offset = 0;
+        self.is_listed = is_listed;
     }
 
     fn next_exists(&self, fs: &dyn Fs) -> Result<bool, FsError> {
@@ -396,13 +400,15 @@ impl Tail {
 
     /// Takes the new lines of the present segment; returns how many bytes they have and whether the segment is sealed.
     fn read_segment(&mut self, fs: &dyn Fs, news: &mut TailNews) -> Result<(usize, bool), FsError> {
-        let bytes = match read_from(fs, &layout::segment(&self.wid, self.segment), self.offset) {
-            Ok(bytes) => bytes,
-            Err(error) if error.not_found() => {
-                // Looked for too early, right after a seal: without a listing an NFS client would miss it for a minute.
-                segments(fs, &self.wid)?;
+        if !self.is_listed {
+            if !segments(fs, &self.wid)?.contains(&self.segment) {
                 return Ok((0, false));
             }
+            self.is_listed = true;
+        }
+        let bytes = match read_from(fs, &layout::segment(&self.wid, self.segment), self.offset) {
+            Ok(bytes) => bytes,
+            Err(error) if error.not_found() => return Ok((0, false)),
             Err(error) => return Err(error),
         };
         let (lines, used) = frame::valid_lines(&bytes, self.seq);
@@ -440,6 +446,7 @@ impl Tail {
         match (first, self.before) {
             (Some((seq, _)), Some((segment, offset))) if seq > self.seq + 1 && self.offset == 0 => {
                 (self.segment, self.offset) = (segment, offset);
+                self.is_listed = true;
                 self.before = None;
             }
             (None, _) if lines.any(|line| frame::open_line(line).is_some()) => {
@@ -457,6 +464,7 @@ impl Tail {
             if found.first() == Some(&segment) || first_seq(fs, &self.wid, segment)?.is_some_and(|n| n <= self.seq + 1)
             {
                 self.segment = segment;
+                self.is_listed = true;
                 return Ok(true);
             }
         }

@@ -75,6 +75,7 @@ mutants! {
     UnsettledReport "unsettled-report" "Reports ends as final that are not durable." LATER;
     NoRepair "no-repair" "A new master does not send again what no worker has acknowledged." &[];
     NoNudge "no-nudge" "A leader never nudges directories that a listing may have missed a change of." V3;
+    HiddenNews "hidden-news" "The same, and a worker is declared lost whose newest lines an old listing may hide." V3;
     BlindRebase "blind-rebase" "Goes on with its draft after others have decided." &[];
 }
 

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::fs::{Fs, FsError};
+use crate::fs::{self, Fs, FsError};
 use crate::process::Stream;
 use crate::protocol::id::{AttemptId, JobId, WorkerId};
 use crate::protocol::layout;
@@ -63,6 +63,13 @@ pub fn copy(fs: &dyn Fs, output: &Output, offset: &mut u64, sink: &mut dyn FnMut
 }
 
 fn copy_live(fs: &dyn Fs, path: &Path, offset: &mut u64, sink: &mut dyn FnMut(&[u8])) -> Result<(), FsError> {
+    if *offset == 0 {
+        match fs::is_listed(fs, path) {
+            Ok(true) => {}
+            Err(error) if !error.not_found() => return Err(error),
+            _ => return Ok(()),
+        }
+    }
     let mut file = match fs.open(path) {
         Ok(file) => file,
         Err(error) if error.not_found() => return Ok(()),

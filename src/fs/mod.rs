@@ -28,7 +28,7 @@ mod mount;
 pub mod outside;
 mod watch;
 
-pub use compound::{publish, put_new, read_all, read_from, read_up_to, settle_dir, sync_name};
+pub use compound::{is_listed, publish, put_new, read_all, read_from, read_up_to, settle_dir, sync_name};
 pub use counting::{Counting, Counts};
 pub use faulty::{Faulty, Rule};
 pub use host::{Durability, HostFs, HostOptions};

@@ -322,7 +322,7 @@ impl Lead {
         self.meet_workers(env, file, out)?;
         self.take_in_jobs(env, out)?;
         self.answer_requests(env, file, out)?;
-        self.observe(env, file, out)?;
+        self.observe(env, file, options, out)?;
         self.ask_back(env)?;
         self.place(env)?;
         self.collect(env, out)?;
@@ -334,7 +334,6 @@ impl Lead {
         {
             self.decide(Op::Snapshot(reference))?;
         }
-        let _ = options;
         Ok(())
     }
 
@@ -528,25 +527,22 @@ impl Lead {
 
     /// What is done when nothing else is: the nudges of a quiet master, the view for people.
     fn linger(&mut self, env: Env, options: &Options, out: &mut Outcome) {
-        if mutant::is(Mutant::NoNudge) {
-            self.nudged = true;
-            return;
-        }
         let now = env.clock.boot();
+        let nudges = options.nudges && !mutant::is(Mutant::NoNudge) && !mutant::is(Mutant::HiddenNews);
         if !self.nudged && now >= self.won_at + QUIET {
             self.nudged = true;
-            if options.nudges {
+            if nudges {
                 let _ = decision::nudge(env.fs, env.chance, layout::HEAD.as_ref());
             }
         }
-        if options.nudges && now >= self.scan_nudge_at {
+        if nudges && now >= self.scan_nudge_at {
             self.scan_nudge_at = now + env.chance.jitter(Duration::from_secs(30));
             let newest = self.listed.iter().next_back().map(|b| format!("{}/{b}", layout::JOBS));
             for dir in [layout::CONTROL, layout::WORKERS].into_iter().map(str::to_owned).chain(newest) {
                 let _ = decision::nudge(env.fs, env.chance, dir.as_ref());
             }
         }
-        if options.nudges && self.overdue.is_due(now) {
+        if nudges && self.overdue.is_due(now) {
             let dirs = self.overdue_dirs();
             for dir in self.overdue.looked(now, dirs) {
                 let _ = decision::nudge(env.fs, env.chance, dir.as_ref());

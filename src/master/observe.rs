@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use crate::decision;
 use crate::fs::{Fs, FsError, Locked};
 use crate::gc;
 use crate::journal::{Tail, TailNews};
@@ -20,7 +21,7 @@ use crate::store;
 
 use super::lead::Lead;
 use super::pace::Pace;
-use super::{Env, Halt, Outcome};
+use super::{Env, Halt, Options, Outcome};
 
 /// How long starts wait for other news of the same worker before they are worth a decision.
 const STARTS_WAIT: Duration = Duration::from_millis(300);
@@ -107,7 +108,13 @@ impl Watched {
 
 impl Lead {
     /// Reads journals that are due, judges all workers, and decides what follows.
-    pub(super) fn observe(&mut self, env: Env, file: &QueueFile, out: &mut Outcome) -> Result<(), Halt> {
+    pub(super) fn observe(
+        &mut self,
+        env: Env,
+        file: &QueueFile,
+        options: &Options,
+        out: &mut Outcome,
+    ) -> Result<(), Halt> {
         let now = env.clock.boot();
         let live: Vec<WorkerId> = self.work.live_workers().map(|(w, _)| w.clone()).collect();
         self.watched.retain(|w, _| live.contains(w));
@@ -123,7 +130,7 @@ impl Lead {
             self.judge_all(env, &live, out);
         }
         for w in &live {
-            self.see_off(env, file, w, out)?;
+            self.see_off(env, file, options, w, out)?;
         }
         Ok(())
     }
@@ -303,7 +310,14 @@ impl Lead {
     }
 
     /// Declares a worker gone that has said so, that is dead, or whose journal is not of this chain.
-    fn see_off(&mut self, env: Env, file: &QueueFile, w: &WorkerId, out: &mut Outcome) -> Result<(), Halt> {
+    fn see_off(
+        &mut self,
+        env: Env,
+        file: &QueueFile,
+        options: &Options,
+        w: &WorkerId,
+        out: &mut Outcome,
+    ) -> Result<(), Halt> {
         let Some(watched) = self.watched.get(w) else { return Ok(()) };
         if watched.said_bye {
             let why = "it ended in order".to_owned();
@@ -319,8 +333,11 @@ impl Lead {
         if mutant::is(Mutant::NoLastLook) {
             return self.lose(w, evidence, out);
         }
-        let Ok(news) = watched.tail.finish(env.fs) else {
+        let must_show = options.nudges && evidence == Evidence::Silence && !mutant::is(Mutant::HiddenNews);
+        let shown = if must_show { show(env, w) } else { Ok(()) };
+        let Ok(news) = shown.and_then(|()| watched.tail.finish(env.fs)) else {
             watched.silence.failed();
+            watched.verdict = Verdict::Suspect;
             return Ok(());
         };
         let grew = news.grew;
@@ -332,7 +349,7 @@ impl Lead {
         self.digest(env, w, true)?;
         let Some(watched) = self.watched.get(w) else { return Ok(()) };
         if watched.said_bye || watched.refused.is_some() {
-            return self.see_off(env, file, w, out);
+            return self.see_off(env, file, options, w, out);
         }
         if watched.verdict != Verdict::Dead(evidence) || watched.missing_since.is_some() {
             return Ok(());
@@ -360,6 +377,11 @@ impl Lead {
         out.notes.push(format!("worker {w} is lost: {why}"));
         self.decide(Op::Gone { w: w.clone(), how: Departure::Lost, why })
     }
+}
+
+/// Makes sure that no old listing hides the newest segment of a journal that looks silent.
+fn show(env: Env, w: &WorkerId) -> Result<(), FsError> {
+    decision::nudge(env.fs, env.chance, &layout::journal(w)).or_else(|e| if e.not_found() { Ok(()) } else { Err(e) })
 }
 
 /// Whether lines that were read are beats and marks, and nothing else.

@@ -12,6 +12,7 @@ use crate::decision::Reader;
 use crate::fs::{Call, put_new, read_all};
 use crate::journal::Writer as Journal;
 use crate::mailbox::Receiver;
+use crate::mutant::{self, Mutant};
 use crate::process::Status;
 use crate::protocol::id::{JobId, Nonce};
 use crate::protocol::layout;
@@ -441,4 +442,47 @@ fn a_master_whose_abdication_is_in_doubt_leads_no_further_once_it_is_won() {
     desk.cluster.ask_to_stop(process);
     let has_ended = desk.cluster.run_until(|_| over.get(), secs(60));
     assert!(has_ended.unwrap_or_else(|e| panic!("{e}")), "{:#?}", desk.cluster.trace());
+}
+
+/// Workers that now and then begin two segments within a second, on a server that stamps changes of a directory in whole seconds.
+/// Returns how many workers were declared lost.
+fn lost_while_all_go_on(seed: u64, mutant: Mutant) -> usize {
+    mutant::with(mutant, || {
+        let coarse = Profile { change: crate::sim::profile::Change::Tick(1_000_000_000), ..Profile::nfs3() };
+        let mut desk = Desk::new(seed, coarse);
+        desk.masters();
+        for host in desk.hosts.clone() {
+            desk.cluster.spawn(host, "worker", |env| {
+                let file = queue::read_file(env.fs(), std::path::Path::new("q")).expect("a queue");
+                let limits = Limits { segment_max: 4_000, ..limits() };
+                let me = env.host().me();
+                let wid = WorkerId::new(&me.host, Nonce(env.chance().bits()));
+                let mut journal = prepare(env, &wid, file.id, &me, &limits).expect("a worker");
+                for k in 1.. {
+                    let is_long = k % 50 < 2;
+                    journal.append(&Line::Beat { k, free: 1 });
+                    if is_long {
+                        journal.append(&Line::Pause { why: "long ".repeat(1_000) });
+                    }
+                    journal.flush(env.fs()).expect("a sign of life");
+                    env.sleep(Duration::from_millis(if is_long { 300 } else { 1_000 }));
+                }
+            });
+        }
+        desk.cluster.run_for(secs(300)).unwrap_or_else(|e| panic!("{e}"));
+        desk.state()
+            .workers
+            .values()
+            .filter(|worker| matches!(worker.status, crate::state::WorkerStatus::Gone(..)))
+            .count()
+    })
+}
+
+/// Without nudges (variant `no-nudge`) a listing hides the newest segment until the last look; without that of the last look too
+/// (`hidden-news`) living workers are declared lost. On `nfs3`, seed 998, that began a task again which still ran.
+#[test]
+fn a_worker_whose_newest_segment_an_old_listing_hides_is_not_declared_lost() {
+    let seeds = 300..304;
+    assert!(seeds.clone().all(|seed| lost_while_all_go_on(seed, Mutant::NoNudge) == 0));
+    assert!(seeds.clone().any(|seed| lost_while_all_go_on(seed, Mutant::HiddenNews) > 0), "the test shows nothing");
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::fs::outside::{Outside, Sink};
-use crate::fs::{Call, Fs, FsError};
+use crate::fs::{self, Call, Fs, FsError};
 use crate::process::{Child, End, Event, Process, SetupFailure, Signal, Status, Stdin, Step, Stream, Usage};
 use crate::protocol::digest::{Digest, Hasher};
 use crate::protocol::id::AttemptId;
@@ -219,7 +219,7 @@ impl Worker {
                         batch.push(((i, stream), bytes));
                     }
                     Ok(None) => finishing.lose(stream),
-                    Err(error) if error.not_found() && !is_listed(fs, &error.path)? => finishing.lose(stream),
+                    Err(error) if error.not_found() && !fs::is_listed(fs, &error.path)? => finishing.lose(stream),
                     Err(error) => return Err(error),
                 }
                 between()?;
@@ -250,7 +250,7 @@ impl Worker {
             writer.finish()
         })();
         let value = match stored {
-            Err(error) if error.not_found() && !is_listed(fs, &error.path)? => {
+            Err(error) if error.not_found() && !fs::is_listed(fs, &error.path)? => {
                 finishing.lose(stream);
                 return Ok(());
             }
@@ -474,12 +474,6 @@ impl Finishing {
         self.line.notes.push("its output could not be read back as it was written".to_owned());
         self.refs[stream] = Some(Ref::default());
     }
-}
-
-/// Whether a fresh listing shows the file: one that is gone was never synced before the server lost power.
-fn is_listed(fs: &dyn Fs, path: &Path) -> Result<bool, FsError> {
-    let names = fs.list(path.parent().unwrap_or(Path::new("")))?;
-    Ok(names.iter().any(|entry| Some(entry.name.as_ref()) == path.file_name()))
 }
 
 fn empty_end(a: AttemptId, m: u64, end_ms: u64) -> EndLine {
