@@ -82,7 +82,6 @@ impl Silence {
     /// Takes note of a successful poll at `now`. The time since the poll before counts if that one succeeded too, and at most
     /// `gap_max` of it: the observer may have been suspended.
     pub fn polled(&mut self, now: Duration, grew: bool, gap_max: Duration) {
-        let gap_max = if mutant::is(Mutant::BlindSilence) { Duration::MAX } else { gap_max };
         if grew {
             *self = Self::default();
         } else if let Some(last) = self.last_ok {
@@ -94,9 +93,7 @@ impl Silence {
 
     /// Takes note of a poll that failed: the time around it does not count.
     pub fn failed(&mut self) {
-        if !mutant::is(Mutant::BlindSilence) {
-            self.last_ok = None;
-        }
+        self.last_ok = None;
     }
 
     /// Begins anew, as the storm brake demands.

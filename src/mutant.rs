@@ -43,10 +43,12 @@ const V3: &[&str] = &["nfs3", "nfs3-nolock"];
 /// File systems where a name is durable only once its directory was synced, or a commit came by.
 const LATER: &[&str] = &["local", "btrfs", "ceph", "lustre-flock", "lustre-noflock", "beegfs"];
 /// File systems whose locks hold between hosts.
-const LOCKS: &[&str] = &["nfs40", "nfs41", "lustre-flock", "ceph", "gpfs", "local"];
+const LOCKS: &[&str] = &["nfs40", "nfs41", "lustre-flock", "ceph", "gpfs", "local", "beegfs"];
+/// File systems whose server may answer one call with the reply to another.
+const SESSIONLESS: &[&str] = &["nfs3", "nfs3-nolock", "nfs40"];
 
 mutants! {
-    TrustRename "trust-rename" "Takes a decision for won because the rename of the token reported success, without looking." &[];
+    TrustRename "trust-rename" "Takes a decision for won because the rename of the token reported success, without looking." SESSIONLESS;
     TrustErrno "trust-errno" "Takes a decision for lost because the rename of the token reported an error." REMOTE;
     SecondCandidate "second-candidate" "Tries another decision while the rename of the first may still happen." REMOTE;
     DropCandidate "drop-candidate" "Removes a candidate whose rename may still happen." REMOTE;
@@ -62,10 +64,8 @@ mutants! {
     StoreUnsynced "store-unsynced" "Reports ends whose outputs were not synced." &[];
     JournalUnsynced "journal-unsynced" "Marks lines of a journal as durable that were not synced." &[];
     NoFence "no-fence" "A worker that cannot make its signs of life durable runs on." &[];
-    FenceWithoutKill "fence-without-kill" "A worker that fences itself leaves its tasks running." &[];
     LateProof "late-proof" "A worker counts its lease from when a sync returned, not from before the line was written." &[];
     LostAtOnce "lost-at-once" "Declares a worker lost when it is merely suspect." &[];
-    BlindSilence "blind-silence" "Counts the time of failed and missed polls as silence of the worker." &[];
     LockAlone "lock-alone" "Declares a worker lost because its lock is free, whether or not it ever refused." LOCKS;
     IgnoreFence "ignore-fence" "Counts the queue's lease only and not the longer self-fence that a worker has stated." &[];
     NoLastLook "no-last-look" "Declares a worker lost without reading its journal to the end." &[];
@@ -74,6 +74,7 @@ mutants! {
     ForgetUnsettled "forget-unsettled" "Forgets that requests were answered while their files may come back." LATER;
     UnsettledReport "unsettled-report" "Reports ends as final that are not durable." LATER;
     NoRepair "no-repair" "A new master does not send again what no worker has acknowledged." &[];
+    MailOnce "mail-once" "Mail that is not acknowledged is not sent again by the same master." SESSIONLESS;
     NoNudge "no-nudge" "A leader never nudges directories that a listing may have missed a change of." V3;
     HiddenNews "hidden-news" "The same, and a worker is declared lost whose newest lines an old listing may hide." V3;
     BlindRebase "blind-rebase" "Goes on with its draft after others have decided." &[];

@@ -18,7 +18,7 @@ use crate::state::{State, WorkerStatus};
 
 use super::collect::Collect;
 use super::observe::Watched;
-use super::overdue::Overdue;
+use super::overdue::{Awaited, Overdue};
 use super::pace::{Budget, Pace};
 use super::{Chore, Env, Halt, Hint, Next, Options, Outcome};
 
@@ -472,20 +472,26 @@ impl Lead {
         self.mail_at = Duration::ZERO;
     }
 
-    /// Writes again all mail that no worker has acknowledged: a predecessor may have died before it did.
+    /// Brings about what a predecessor may have died before.
     fn repair(&mut self, settled: &State) {
         self.repaired = true;
         if mutant::is(Mutant::NoRepair) {
             return;
         }
+        self.post_again(None);
+        self.removals.extend(settled.answered.iter().map(|id| layout::request(*id)));
+    }
+
+    /// Writes again all mail that no worker has acknowledged, or only that to `to`; the working copy is what is settled.
+    fn post_again(&mut self, to: Option<&WorkerId>) {
+        let is_due = |w: &WorkerId| to.is_none_or(|to| to == w) && !self.mail.iter().any(|mail| mail.w == *w);
         let mut due = Vec::new();
-        for (w, worker) in settled.live_workers() {
+        for (w, worker) in self.work.live_workers().filter(|(w, _)| is_due(w)) {
             due.extend(worker.outbox.iter().map(|(m, (by, msg))| (w.clone(), *m, *by, msg.clone())));
         }
         for (w, m, by, msg) in due {
             self.post(&w, m, by, &msg);
         }
-        self.removals.extend(settled.answered.iter().map(|id| layout::request(*id)));
     }
 
     /// Publishes due mail; what fails is tried again, in order.
@@ -542,10 +548,22 @@ impl Lead {
                 let _ = decision::nudge(env.fs, env.chance, dir.as_ref());
             }
         }
-        if nudges && self.overdue.is_due(now) {
-            let dirs = self.overdue_dirs();
-            for dir in self.overdue.looked(now, dirs) {
-                let _ = decision::nudge(env.fs, env.chance, dir.as_ref());
+        if self.overdue.is_due(now) && self.draft.is_empty() {
+            let overdue = self.overdue_now();
+            for awaited in self.overdue.looked(now, overdue) {
+                let dir = match awaited {
+                    Awaited::Receipt(w) => {
+                        if !mutant::is(Mutant::MailOnce) {
+                            self.post_again(Some(&w));
+                        }
+                        continue;
+                    }
+                    Awaited::News(w) => layout::journal(&w),
+                    Awaited::Hello(w) => layout::worker(&w),
+                };
+                if nudges {
+                    let _ = decision::nudge(env.fs, env.chance, &dir);
+                }
             }
         }
         if self.work.at != self.rendered && now >= self.render_at && self.draft.is_empty() {
@@ -555,15 +573,14 @@ impl Lead {
         }
     }
 
-    /// Where something should have shown by now: mailboxes whose mail is not answered, journals that are silent, namespaces without
-    /// a `HELLO`.
-    fn overdue_dirs(&self) -> Vec<PathBuf> {
+    /// What should have shown by now: that mail was taken, news of a worker that lives, the `HELLO` of a namespace.
+    fn overdue_now(&self) -> Vec<Awaited> {
         let silent = Limits::span(self.work.limits.beat_ms) * 2;
         let unanswered = self.work.live_workers().filter(|(_, worker)| !worker.outbox.is_empty());
         let unheard = self.watched.iter().filter(|(_, watched)| watched.is_silent_for(silent));
-        let mailboxes = unanswered.map(|(w, _)| layout::mailbox(w));
-        let journals = unheard.map(|(w, _)| layout::journal(w));
-        mailboxes.chain(journals).chain(self.nameless.iter().map(layout::worker)).collect()
+        let receipts = unanswered.map(|(w, _)| Awaited::Receipt(w.clone()));
+        let news = unheard.map(|(w, _)| Awaited::News(w.clone()));
+        receipts.chain(news).chain(self.nameless.iter().cloned().map(Awaited::Hello)).collect()
     }
 
     fn next_due(&self, now: Duration) -> Duration {

@@ -249,20 +249,7 @@ fn incarnation(env: &SimEnv) {
                 journal.append(&Line::Released { a: vec![a], why: Requeue::Withdrawn });
                 continue;
             }
-            let how = How::Ran(Status::Exit(0));
-            journal.append(&Line::End(Box::new(EndLine {
-                a,
-                m,
-                how,
-                out: Ref::default(),
-                err: Ref::default(),
-                usage: crate::process::Usage::default(),
-                ms: 10,
-                leftovers: 0,
-                notes: Vec::new(),
-                start_ms: 0,
-                end_ms: 0,
-            })));
+            journal.append(&well(a, m));
         }
         if lease.is_beat_due(before) {
             k += 1;
@@ -273,6 +260,23 @@ fn incarnation(env: &SimEnv) {
         }
         env.sleep(Duration::from_millis(200 + env.chance().bits() % 300));
     }
+}
+
+/// The end of an attempt that went well and wrote nothing.
+fn well(a: crate::protocol::id::AttemptId, m: u64) -> Line {
+    Line::End(Box::new(EndLine {
+        a,
+        m,
+        how: How::Ran(Status::Exit(0)),
+        out: Ref::default(),
+        err: Ref::default(),
+        usage: crate::process::Usage::default(),
+        ms: 10,
+        leftovers: 0,
+        notes: Vec::new(),
+        start_ms: 0,
+        end_ms: 0,
+    }))
 }
 
 fn prepare(
@@ -485,4 +489,68 @@ fn a_worker_whose_newest_segment_an_old_listing_hides_is_not_declared_lost() {
     let seeds = 300..304;
     assert!(seeds.clone().all(|seed| lost_while_all_go_on(seed, Mutant::NoNudge) == 0));
     assert!(seeds.clone().any(|seed| lost_while_all_go_on(seed, Mutant::HiddenNews) > 0), "the test shows nothing");
+}
+
+/// Somebody removes it, a listing hides it, or the rename was reported and not done, as here.
+#[test]
+fn mail_that_does_not_arrive_is_sent_again() {
+    for seed in 310..316 {
+        let mut desk = Desk::new(seed, Profile::nfs3());
+        desk.masters();
+        desk.workers();
+        desk.submit(10);
+        for skip in 0..3 {
+            desk.cluster.arm(Armed::next(CallFault::FalseDone).at(Call::Rename).on("/in/").after(skip * 2));
+        }
+        desk.all_done(10);
+        assert_eq!(desk.cluster.faults().get("FalseDone"), Some(&3));
+        assert_eq!(
+            desk.state().workers.values().filter(|worker| worker.status == crate::state::WorkerStatus::Active).count(),
+            2
+        );
+    }
+}
+
+/// A worker on the master's host runs one task for three seconds, reports its end and is gone. Returns how often the task ran.
+fn attempts_of_a_task_whose_worker_dies_with_its_last_word(seed: u64, mutant: Option<Mutant>) -> u32 {
+    let play = || {
+        let mut desk = Desk::new(seed, Profile::local());
+        desk.cluster.spawn_service(desk.hosts[0], "master", secs(3), master);
+        desk.submit(1);
+        desk.cluster.spawn_service(desk.hosts[0], "worker", secs(5), |env| {
+            let file = queue::read_file(env.fs(), std::path::Path::new("q")).expect("a queue");
+            let me = env.host().me();
+            let wid = WorkerId::new(&me.host, Nonce(env.chance().bits()));
+            let mut journal = prepare(env, &wid, file.id, &me, &limits()).expect("a worker");
+            let mut mailbox = Receiver::new(wid);
+            let (m, by, a) = loop {
+                let mail = mailbox.poll(env.fs()).expect("mail").into_iter().next();
+                match mail.map(|mail| (mail.m, mail.by, mail.msg)) {
+                    Some((m, by, Message::Run(items))) => {
+                        break (m, by, items[0].attempts()[0]);
+                    }
+                    _ => env.sleep(Duration::from_millis(200)),
+                }
+            };
+            journal.append(&Line::Claim { m, by });
+            journal.flush(env.fs()).expect("a claim");
+            env.sleep(Duration::from_millis(3_000 + env.chance().bits() % 500));
+            journal.append(&well(a, m));
+            journal.flush(env.fs()).expect("an end");
+            env.exit();
+        });
+        desk.all_done(1);
+        desk.state().jobs.values().map(|job| job.tasks[0].attempt).sum()
+    };
+    mutant.map_or_else(play, |mutant| mutant::with(mutant, play))
+}
+
+#[test]
+fn what_a_dead_worker_has_reported_is_accepted_before_it_is_declared_lost() {
+    let seeds = 320..328;
+    for seed in seeds.clone() {
+        assert_eq!(attempts_of_a_task_whose_worker_dies_with_its_last_word(seed, None), 1, "seed {seed}");
+    }
+    let attempts = |seed| attempts_of_a_task_whose_worker_dies_with_its_last_word(seed, Some(Mutant::NoLastLook));
+    assert!(seeds.clone().any(|seed| attempts(seed) > 1), "the test shows nothing");
 }

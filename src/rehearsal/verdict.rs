@@ -119,9 +119,10 @@ fn nothing_is_lost(view: &View<'_>, history: &History) -> Vec<String> {
                 continue;
             }
             let job: JobId = history.state.aliases.get(&id).copied().unwrap_or(id);
-            let known = *jobs.entry(manifest.sub).or_insert(job);
+            // By what the user calls it: a client that gave it another number of its own would still have submitted it twice.
+            let known = *jobs.entry(manifest.name.clone()).or_insert(job);
             if known != job {
-                found.push(format!("one submission became two jobs, {known} and {job}"));
+                found.push(format!("`{}` was submitted once and became two jobs, {known} and {job}", manifest.name));
             }
         }
     }

@@ -328,6 +328,7 @@ impl Cluster {
     pub fn plan_faults(&mut self, budget: &FaultBudget) {
         let mut world = self.shared.lock();
         let mut seed = Seed::new(world.seed.bits());
+        world.follow_ups = budget.follow_ups;
         let (from, window) = (world.now, budget.window.as_nanos() as u64);
         let pause_max = budget.pause_max.as_nanos() as u64;
         let mut draw = |most: u32, make: &mut dyn FnMut(&mut Seed) -> Planned| {
@@ -380,6 +381,11 @@ impl Cluster {
             let fault = CallFault::Slow(Duration::from_millis(s.below(slow_max)));
             at_call(s, fault)
         });
+        draw(budget.late_errors, &mut |s| {
+            let fault = CallFault::LateAfterError(Duration::from_millis(s.within((5, 20_000))));
+            at_call(s, fault)
+        });
+        draw(budget.false_dones, &mut |s| at_call(s, CallFault::FalseDone));
         draw(budget.half_renames, &mut |s| at_call(s, CallFault::HalfRename));
         draw(budget.pauses, &mut |s| Planned::Pause(span(s)));
         draw(budget.suspends, &mut |s| Planned::Suspend(span(s)));

@@ -38,11 +38,16 @@ pub enum CallFault {
     HalfRename,
     /// The power of the server fails for this long once it is executed: what is not durable is lost.
     PowerAfter(Duration),
+    /// It fails with `EIO`, and is executed this long afterwards (on a machine's own disk: it is executed, and fails).
+    LateAfterError(Duration),
+    /// A rename reports success and is not done: an old server took it for another call that it had answered before (where
+    /// replies are no matter of a session; elsewhere its reply is lost).
+    FalseDone,
 }
 
 impl CallFault {
     /// One of each kind, without what differs within a kind.
-    pub fn kinds() -> [Self; 14] {
+    pub fn kinds() -> [Self; 16] {
         [
             Self::LostReply,
             Self::Refused(libc::EIO),
@@ -58,6 +63,8 @@ impl CallFault {
             Self::ShortTail,
             Self::HalfRename,
             Self::PowerAfter(Duration::ZERO),
+            Self::LateAfterError(Duration::ZERO),
+            Self::FalseDone,
         ]
     }
 
@@ -78,6 +85,8 @@ impl CallFault {
             Self::ShortTail => "ShortTail",
             Self::HalfRename => "HalfRename",
             Self::PowerAfter(_) => "PowerAfter",
+            Self::LateAfterError(_) => "LateAfterError",
+            Self::FalseDone => "FalseDone",
         }
     }
 }
@@ -144,8 +153,8 @@ impl CallFault {
     pub fn suits(self, call: Call) -> bool {
         match self {
             Self::NulTail | Self::ShortTail => call == Call::Read,
-            Self::HalfRename => call == Call::Rename,
-            Self::LostReply => {
+            Self::HalfRename | Self::FalseDone => call == Call::Rename,
+            Self::LostReply | Self::LateAfterError(_) => {
                 matches!(call, Call::Create | Call::Rename | Call::Unlink | Call::Mkdir | Call::Rmdir | Call::Sync)
             }
             Self::Refused(_) | Self::Failed(_) => !matches!(call, Call::Stat | Call::Lock),
@@ -235,6 +244,13 @@ pub struct FaultBudget {
     pub half_renames: u32,
     /// Power losses of the server right after a call was executed.
     pub powers_at_calls: u32,
+    /// Calls that fail and are executed later.
+    pub late_errors: u32,
+    /// Renames that are reported and not done.
+    pub false_dones: u32,
+    /// Of a thousand faults of calls, how many another fault follows within some seconds: the power of the server fails, the
+    /// host is cut off, or the process stops. What hurts most is seldom one thing alone.
+    pub follow_ups: u64,
     /// Kinds of calls, and a text that their path contains, one of which most faults of calls are drawn to: what is called seldom
     /// would hardly be hit by chance.
     pub aims: &'static [(Call, &'static str)],
@@ -263,6 +279,9 @@ impl FaultBudget {
             wall_jumps: 0,
             half_renames: 0,
             powers_at_calls: 0,
+            late_errors: 0,
+            false_dones: 0,
+            follow_ups: 0,
             aims: &[],
         }
     }
@@ -286,6 +305,9 @@ impl FaultBudget {
             wall_jumps: 2,
             half_renames: 2,
             powers_at_calls: 1,
+            late_errors: 2,
+            false_dones: 1,
+            follow_ups: 150,
             ..Self::none(window)
         }
     }

@@ -157,6 +157,7 @@ pub(super) enum Event {
     Execute(u64),
     Reply(u64),
     SoftTimeout(u64),
+    Failure(u64),
     LockTimeout(u64),
     Wake(u32, u64),
     WriteBack(u64),
@@ -326,6 +327,8 @@ pub(super) struct World {
     silly: BTreeMap<(u64, u32), u64>,
     recent_unlinks: BTreeMap<(u64, String), u64>,
     pub(super) armed: Vec<Armed>,
+    /// Of a thousand faults of calls, how many another fault follows.
+    pub(super) follow_ups: u64,
     /// Faults of plans are ignored before this event age.
     plan_from: u64,
     pub(super) trace: Trace,
@@ -377,6 +380,7 @@ impl World {
             silly: BTreeMap::new(),
             recent_unlinks: BTreeMap::new(),
             armed: Vec::new(),
+            follow_ups: 0,
             plan_from: 0,
             trace: Trace { lines: VecDeque::new(), capacity: 2000, digest: 0xcbf2_9ce4_8422_2325, nothing: "".into() },
             met: Vec::new(),
@@ -426,6 +430,7 @@ impl World {
             Event::Start(process) => self.resume(process),
             Event::Execute(id) => self.execute(id),
             Event::Reply(id) => self.reply(id),
+            Event::Failure(id) => self.time_out(id, Reply::Failed(libc::EIO)),
             Event::SoftTimeout(id) => {
                 self.time_out(id, Reply::Failed(libc::EIO));
                 // Perhaps it was given up before it was sent.
@@ -569,7 +574,12 @@ impl World {
         self.next_id += 1;
         let path: Arc<str> = path.into();
         self.line(process, call, &path, What::Sent);
-        let fault = self.take_fault(process, call, &path);
+        let mut fault = self.take_fault(process, call, &path);
+        match fault {
+            Some(CallFault::LateAfterError(_)) if self.profile.local => fault = Some(CallFault::Failed(libc::EIO)),
+            Some(CallFault::FalseDone) if self.profile.replay != Replay::Again => fault = Some(CallFault::LostReply),
+            _ => {}
+        }
         let limit = if let Op::Lock(limit) = op { Some(limit) } else { None };
         let mut request = Request {
             process,
@@ -588,6 +598,16 @@ impl World {
         match fault {
             Some(CallFault::CrashBefore) => self.kill(process, "crashes before a call"),
             Some(CallFault::HostCrashBefore) => self.crash_host(host, Duration::from_secs(20)),
+            Some(CallFault::LateAfterError(span)) => {
+                request.is_in_flight = true;
+                if let Op::Sync(handle) = request.op {
+                    self.break_handle(handle);
+                }
+                self.requests.insert(id, request);
+                let reply = self.seed.within(self.profile.latency);
+                self.schedule(self.now + reply, Event::Failure(id));
+                self.schedule(self.now + reply + (span.as_nanos() as u64).max(1), Event::Execute(id));
+            }
             Some(CallFault::LateAfterDeath(span)) => {
                 request.is_in_flight = true;
                 self.requests.insert(id, request);
@@ -622,7 +642,27 @@ impl World {
         self.meet(process, call, path, armed.fault.name());
         *self.happened.entry(armed.fault.name()).or_insert(0) += 1;
         self.note(process, format!("fault: {:?}", armed.fault));
+        if self.follow_ups > 0 && self.seed.happens(self.follow_ups) {
+            self.follow_up(process, armed.fault);
+        }
         Some(armed.fault)
+    }
+
+    /// Lets another fault follow the one that a call of `process` has met.
+    fn follow_up(&mut self, process: u32, first: CallFault) {
+        let after = match first {
+            CallFault::Slow(span) | CallFault::PauseAfter(span) => span.as_nanos() as u64,
+            _ => 0,
+        };
+        let at = self.now + after + self.seed.below(4 * SEC);
+        let span = Duration::from_millis(self.seed.within((500, 40_000)));
+        let host = HostId(self.procs[process as usize].host);
+        let fault = match self.seed.below(4) {
+            0 | 1 => Fault::PowerLoss(span),
+            2 => Fault::Partition(host, span),
+            _ => Fault::Pause(ProcId(process), span),
+        };
+        self.schedule(at, Event::Planned(Planned::Timed(fault)));
     }
 
     fn meet(&mut self, process: u32, call: Call, path: &str, what: &'static str) {
@@ -673,6 +713,7 @@ impl World {
                 }
                 Outcome::Answer(Reply::Failed(errno))
             }
+            Some(CallFault::FalseDone) => Outcome::Answer(Reply::Done),
             _ if self.hosts[host].is_evicted => Outcome::Answer(Reply::Failed(libc::ESHUTDOWN)),
             _ => self.perform(id, &mut request),
         };
@@ -710,7 +751,8 @@ impl World {
         let commits = std::mem::take(&mut request.commits);
         let crashes = matches!(request.fault, Some(CallFault::CrashAfter | CallFault::HostCrashAfter));
         // A client that syncs by a second call may die between the two.
-        let is_alive = self.procs[process as usize].is_alive && !(crashes && self.seed.happens(500));
+        let is_alive = self.procs[process as usize].is_alive && !request.is_abandoned;
+        let is_alive = is_alive && !(crashes && self.seed.happens(500));
         if self.profile.commit == Commit::Server || (self.profile.commit == Commit::Sync && is_alive) {
             for dir in commits {
                 self.server.commit_names(dir);

@@ -418,9 +418,6 @@ impl Worker {
     fn fence(&mut self, world: &mut World<'_, '_>, why: String) {
         self.queue.clear();
         self.finishing.clear();
-        if mutant::is(Mutant::FenceWithoutKill) {
-            self.running.clear();
-        }
         for running in &self.running {
             world.process.signal(running.child, Signal::Kill);
         }

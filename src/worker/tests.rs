@@ -145,6 +145,7 @@ impl WriteFile for SlowFile<dyn WriteFile> {
     }
 
     fn sync(&mut self) -> Result<(), FsError> {
+        self.pace.pass(Call::Sync, &self.path);
         self.file.sync()
     }
 
@@ -1119,4 +1120,28 @@ fn two_messages_with_one_number_drain_the_worker() {
     bench.deliver(&Mail { by: DecisionId { generation: 1, nonce: Nonce(99) }, ..mail });
     let exit = bench.run(5_000);
     assert!(exit.is_some_and(|exit| exit.why.contains("forked")));
+}
+
+/// How old its newest sign of life is when a worker hears that it is durable, where a sync takes 15 s: an observer may have read the
+/// line all that while.
+fn age_of_a_slow_sign_of_life(mutant: Option<Mutant>) -> Duration {
+    let play = || {
+        let (fs, chance) = fresh();
+        let mut bench = Bench::new(&fs, &chance, options());
+        bench.run(1_000);
+        bench.slow(Call::Sync, "store/log", 15_000);
+        let beats = bench.keeper.beats;
+        while bench.keeper.beats == beats {
+            let step = bench.step();
+            bench.clock.pass(u64::from(step.over.is_none() && bench.keeper.beats == beats) * 10);
+        }
+        bench.clock.boot().saturating_sub(Duration::from_millis(bench.keeper.beat_ms))
+    };
+    mutant.map_or_else(play, |mutant| mutant::with(mutant, play))
+}
+
+#[test]
+fn a_lease_counts_from_before_a_line_was_written_however_long_its_sync_takes() {
+    assert!(age_of_a_slow_sign_of_life(None) >= Duration::from_secs(15));
+    assert!(age_of_a_slow_sign_of_life(Some(Mutant::LateProof)) < Duration::from_secs(15), "the test shows nothing");
 }
