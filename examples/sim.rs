@@ -265,6 +265,10 @@ fn find_mutants(mutants: &[Mutant], profiles: &[Profile], from: u64, seeds: u64,
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(&mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    if let Some(test) = mutant.shown_by() {
+                        println!("{:<20} {:>8} {:<15} by the test {test}", mutant.name(), "-", "-");
+                        continue;
+                    }
                     let suits = |p: &&Profile| mutant.profiles().is_empty() || mutant.profiles().contains(&p.name);
                     let on: Vec<&Profile> = profiles.iter().filter(suits).collect();
                     if on.is_empty() {

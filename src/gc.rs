@@ -291,12 +291,14 @@ pub fn workers_to_drop(
 
 /// The total length of each worker's journal, 0 for a namespace without one; calls `pace` before each worker.
 pub fn journal_bytes(fs: &dyn Fs, pace: &mut dyn FnMut()) -> Result<BTreeMap<WorkerId, u64>, FsError> {
-    let mut found = BTreeMap::new();
-    for dir in [layout::WORKERS, layout::JOURNALS] {
-        let names = fs.list(Path::new(dir))?;
-        found.extend(names.iter().filter_map(|e| e.name.parse::<WorkerId>().ok()).map(|wid| (wid, 0)));
-    }
-    for (wid, len) in &mut found {
+    let named = |dir: &str| -> Result<Vec<WorkerId>, FsError> {
+        Ok(fs.list(Path::new(dir))?.iter().filter_map(|e| e.name.parse().ok()).collect())
+    };
+    let mut found: BTreeMap<WorkerId, u64> = named(layout::WORKERS)?.into_iter().map(|wid| (wid, 0)).collect();
+    // A journal is not looked up before a listing shows it: this host could not read it for a minute once it is there.
+    let journals = named(layout::JOURNALS)?;
+    found.extend(journals.iter().map(|wid| (wid.clone(), 0)));
+    for (wid, len) in found.iter_mut().filter(|(wid, _)| journals.contains(wid)) {
         pace();
         let dir = layout::journal(wid);
         let segments = match fs.list(&dir) {

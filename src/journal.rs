@@ -472,12 +472,18 @@ impl Tail {
     }
 }
 
-/// Lists the segments of a journal in order; none if the journal is not there.
+/// Lists the segments of a journal in order; none if the journal is not there. A journal that was looked up before it was there
+/// fails as long as only the listing shows it.
 fn segments(fs: &dyn Fs, wid: &WorkerId) -> Result<Vec<u64>, FsError> {
-    let entries = match fs.list(&layout::journal(wid)) {
-        Ok(entries) => entries,
-        Err(error) if error.not_found() => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+    let dir = layout::journal(wid);
+    let entries = match fs.list(&dir) {
+        Err(error) if error.not_found() => {
+            if !fs::is_listed(fs, &dir)? {
+                return Ok(Vec::new());
+            }
+            fs.list(&dir)?
+        }
+        listed => listed?,
     };
     let mut found: Vec<u64> = entries.iter().filter_map(|entry| layout::parse_segment(&entry.name)).collect();
     found.sort_unstable();

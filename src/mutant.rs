@@ -59,7 +59,6 @@ mutants! {
     NameUnsynced "name-unsynced" "Does not sync the directory of a file that it puts." LATER;
     SnapshotUnverified "snapshot-unverified" "Names a snapshot that was not read back." &[];
     MailUnsynced "mail-unsynced" "Publishes messages whose bytes were not synced." &[];
-    ReuseTemp "reuse-temp" "Gives all temporary files of a directory one name." &[];
     SkipGap "skip-gap" "A worker takes messages out of order." &[];
     StoreUnsynced "store-unsynced" "Reports ends whose outputs were not synced." &[];
     JournalUnsynced "journal-unsynced" "Marks lines of a journal as durable that were not synced." &[];
@@ -78,6 +77,21 @@ mutants! {
     NoNudge "no-nudge" "A leader never nudges directories that a listing may have missed a change of." V3;
     HiddenNews "hidden-news" "The same, and a worker is declared lost whose newest lines an old listing may hide." V3;
     BlindRebase "blind-rebase" "Goes on with its draft after others have decided." &[];
+}
+
+impl Mutant {
+    /// The test that shows what the mutant does, where a rehearsal would need more luck than there is.
+    pub fn shown_by(self) -> Option<&'static str> {
+        match self {
+            Self::LateProof => Some("a_lease_counts_from_before_a_line_was_written_however_long_its_sync_takes"),
+            Self::NoLastLook => Some("what_a_dead_worker_has_reported_is_accepted_before_it_is_declared_lost"),
+            Self::HiddenNews => Some("a_worker_whose_newest_segment_an_old_listing_hides_is_not_declared_lost"),
+            Self::IngestUnsynced => {
+                Some("a_number_that_a_decision_knows_is_given_to_nobody_else_after_a_power_failure")
+            }
+            _ => None,
+        }
+    }
 }
 
 thread_local! {

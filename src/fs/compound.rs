@@ -62,8 +62,7 @@ pub fn is_listed(fs: &dyn Fs, path: &Path) -> Result<bool> {
 /// For names whose content is a function of the name, so that doing it twice or late is harmless. The temporary file lies in
 /// the same directory, begins with `.t-` and is used once. Spec: ordering, "Publish".
 pub fn publish(fs: &dyn Fs, chance: &dyn Chance, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let nonce = if mutant::is(Mutant::ReuseTemp) { 0 } else { chance.bits() };
-    let temp = path.with_file_name(format!(".t-{nonce:016x}"));
+    let temp = path.with_file_name(format!(".t-{:016x}", chance.bits()));
     let written = (|| {
         let mut file = fs.create(&temp, mode)?;
         file.write(bytes)?;

@@ -379,9 +379,12 @@ impl Lead {
     }
 }
 
-/// Makes sure that no old listing hides the newest segment of a journal that looks silent.
+/// Makes sure that no old listing hides the newest segment of a journal that looks silent, or all of it.
 fn show(env: Env, w: &WorkerId) -> Result<(), FsError> {
-    decision::nudge(env.fs, env.chance, &layout::journal(w)).or_else(|e| if e.not_found() { Ok(()) } else { Err(e) })
+    match decision::nudge(env.fs, env.chance, &layout::journal(w)) {
+        Err(error) if error.not_found() => decision::nudge(env.fs, env.chance, layout::JOURNALS.as_ref()),
+        nudged => nudged,
+    }
 }
 
 /// Whether lines that were read are beats and marks, and nothing else.

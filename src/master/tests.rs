@@ -134,29 +134,34 @@ impl Desk {
     }
 }
 
+/// A manifest for nothing in particular.
+fn toy(sub: u64, number: JobId) -> Manifest {
+    Manifest {
+        fq: "job".into(),
+        version: CURRENT,
+        job: number,
+        sub: Nonce(sub),
+        name: "toy".into(),
+        command: Command::Argv(vec!["true".into()]),
+        cwd: "/".into(),
+        env: Vec::new(),
+        array: None,
+        entries: None,
+        stdin: None,
+        stdout: None,
+        stderr: None,
+        needs: Needs::default(),
+        user: "u".into(),
+        host: "b".into(),
+        at_ms: 0,
+    }
+}
+
 /// Binds submission `sub` under the first number of its own that it can have: a torn file keeps its number for ever.
 fn submit(env: &SimEnv, sub: u64) -> Result<(), crate::fs::FsError> {
     let mut last = None;
     for number in (0..8).map(|i| JobId(sub + 100 * i)) {
-        let manifest = Manifest {
-            fq: "job".into(),
-            version: CURRENT,
-            job: number,
-            sub: Nonce(sub),
-            name: "toy".into(),
-            command: Command::Argv(vec!["true".into()]),
-            cwd: "/".into(),
-            env: Vec::new(),
-            array: None,
-            entries: None,
-            stdin: None,
-            stdout: None,
-            stderr: None,
-            needs: Needs::default(),
-            user: "u".into(),
-            host: "b".into(),
-            at_ms: 0,
-        };
+        let manifest = toy(sub, number);
         let path = layout::job(number);
         let bytes = to_document(&manifest);
         match put_new(env.fs(), &path, &bytes, 0o600) {
@@ -553,4 +558,75 @@ fn what_a_dead_worker_has_reported_is_accepted_before_it_is_declared_lost() {
     }
     let attempts = |seed| attempts_of_a_task_whose_worker_dies_with_its_last_word(seed, Some(Mutant::NoLastLook));
     assert!(seeds.clone().any(|seed| attempts(seed) > 1), "the test shows nothing");
+}
+
+/// A submitter dies before the name of its manifest is durable, a master takes it in, the server loses power, and somebody else
+/// submits. Returns the number that the second one was given, and whether that is its job.
+fn submitted_after_a_power_failure(seed: u64, mutant: Option<Mutant>) -> (JobId, bool) {
+    let play = || {
+        let mut desk = Desk::new(seed, Profile::beegfs());
+        desk.masters();
+        desk.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
+        desk.cluster.spawn(desk.hosts[1], "hasty", |env| {
+            let manifest = toy(1, JobId(1));
+            let mut file = env.fs().create(&layout::job(JobId(1)), 0o600).expect("a manifest");
+            file.write(&to_document(&manifest)).and_then(|()| file.sync()).expect("its bytes");
+        });
+        desk.cluster.run_for(secs(3)).unwrap_or_else(|e| panic!("{e}"));
+        desk.cluster.inject(crate::sim::Fault::PowerLoss(secs(2)));
+        desk.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
+        let number = Rc::new(Cell::new(JobId(0)));
+        let given = number.clone();
+        desk.cluster.spawn(desk.hosts[1], "client", move |env| {
+            given.set(crate::client::submit::bind(env.fs(), 0o600, &mut toy(2, JobId(0))).expect("a number"));
+        });
+        desk.cluster.run_for(secs(60)).unwrap_or_else(|e| panic!("{e}"));
+        let state = desk.state();
+        (number.get(), state.job(number.get()).is_some_and(|job| job.spec.sub == Nonce(2)))
+    };
+    mutant.map_or_else(play, |mutant| mutant::with(mutant, play))
+}
+
+#[test]
+fn a_number_that_a_decision_knows_is_given_to_nobody_else_after_a_power_failure() {
+    let mut missed = 0;
+    for seed in 330..336 {
+        assert_eq!(submitted_after_a_power_failure(seed, None), (JobId(2), true), "seed {seed}");
+        missed += u32::from(!submitted_after_a_power_failure(seed, Some(Mutant::IngestUnsynced)).1);
+    }
+    assert!(missed > 0, "the test shows nothing");
+}
+
+/// On `nfs3-nolock`, seed 737: what removes strays had looked for the journal of a worker that was only about to begin; for a minute
+/// the master of that host did not see it, and declared the worker lost.
+#[test]
+fn a_journal_that_was_looked_for_too_early_is_read_once_it_is_there() {
+    for profile in [Profile::nfs3(), Profile::nfs41(), Profile::gluster(), Profile::beegfs()] {
+        let mut desk = Desk::new(340, profile);
+        let (began, read) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+        let (begins, reads) = (began.clone(), read.clone());
+        let w = WorkerId::new("b", Nonce(1));
+        let wid = w.clone();
+        desk.cluster.spawn(desk.hosts[0], "reader", move |env| {
+            assert!(env.fs().list(&layout::journal(&wid)).is_err_and(|e| e.not_found()));
+            begins.set(true);
+            let mut tail = crate::journal::Tail::new(wid);
+            env.sleep(secs(10));
+            while reads.get() == 0 {
+                env.sleep(secs(1));
+                reads.set(tail.poll(env.fs()).map_or(0, |news| news.lines.len()));
+            }
+        });
+        desk.cluster.spawn(desk.hosts[1], "worker", move |env| {
+            while !began.get() {
+                env.sleep(secs(1));
+            }
+            env.sleep(secs(3));
+            let mut journal = Journal::create(env.fs(), &w, &limits()).expect("a journal");
+            journal.append(&Line::Beat { k: 1, free: 1 });
+            journal.flush(env.fs()).expect("a sign of life");
+        });
+        desk.cluster.run_for(secs(20)).unwrap_or_else(|e| panic!("{e}"));
+        assert!(read.get() > 0, "not read for 20 s");
+    }
 }

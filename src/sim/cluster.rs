@@ -367,9 +367,9 @@ impl Cluster {
             at_call(s, fault)
         });
         draw(budget.errors, &mut |s| {
-            let errno = [libc::ENOSPC, libc::EDQUOT, libc::EIO, libc::ESTALE][s.below(4) as usize];
+            let errno = [libc::ENOSPC, libc::EDQUOT, libc::EIO, libc::EIO, libc::ESTALE][s.below(5) as usize];
             let fault =
-                if s.happens(600) || errno != libc::EIO { CallFault::Refused(errno) } else { CallFault::Failed(errno) };
+                if s.happens(400) || errno != libc::EIO { CallFault::Refused(errno) } else { CallFault::Failed(errno) };
             at_call(s, fault)
         });
         draw(budget.bad_tails, &mut |s| {

@@ -33,8 +33,8 @@ pub enum CallFault {
     NulTail,
     /// A read shows fewer bytes than there are, once.
     ShortTail,
-    /// A rename stops between its two halves, leaving both names, and its process dies (`bricks` profiles; elsewhere a crash
-    /// after the call).
+    /// A rename stops between its two halves, leaving both names; its process dies or is told of an error (`bricks` profiles;
+    /// elsewhere it is done, and the process dies or is told of an error).
     HalfRename,
     /// The power of the server fails for this long once it is executed: what is not durable is lost.
     PowerAfter(Duration),

@@ -985,7 +985,7 @@ mod moving_the_head {
         }
         let mut budget = FaultBudget::mixed(second(60));
         // What is acted upon must be made durable by an own later decision first, which this small form has not.
-        budget.power_losses = 0;
+        (budget.power_losses, budget.powers_at_calls, budget.follow_ups) = (0, 0, 0);
         budget.host_crashes = u32::from(!local);
         (budget.lost_replies, budget.late_calls, budget.half_renames, budget.pauses) = (8, 6, 6, 6);
         cluster.plan_faults(&budget);

@@ -642,7 +642,10 @@ impl World {
         self.meet(process, call, path, armed.fault.name());
         *self.happened.entry(armed.fault.name()).or_insert(0) += 1;
         self.note(process, format!("fault: {:?}", armed.fault));
-        if self.follow_ups > 0 && self.seed.happens(self.follow_ups) {
+        // What was in the making at the token is what a second fault hurts most.
+        let is_aimed = call == Call::Rename && path.contains("decisions/head");
+        let chance = self.follow_ups * if is_aimed { 4 } else { 1 };
+        if chance > 0 && self.seed.happens(chance) {
             self.follow_up(process, armed.fault);
         }
         Some(armed.fault)
@@ -749,8 +752,11 @@ impl World {
         let (process, host, call) = (request.process, request.host, request.call);
         let Some(mut reply) = request.executed.clone() else { return };
         let commits = std::mem::take(&mut request.commits);
-        let crashes = matches!(request.fault, Some(CallFault::CrashAfter | CallFault::HostCrashAfter));
-        // A client that syncs by a second call may die between the two.
+        let crashes = matches!(
+            request.fault,
+            Some(CallFault::CrashAfter | CallFault::HostCrashAfter | CallFault::Failed(_) | CallFault::HalfRename)
+        );
+        // A client that syncs by a second call may die between the two, or that call fails.
         let is_alive = self.procs[process as usize].is_alive && !request.is_abandoned;
         let is_alive = is_alive && !(crashes && self.seed.happens(500));
         if self.profile.commit == Commit::Server || (self.profile.commit == Commit::Sync && is_alive) {
@@ -779,6 +785,7 @@ impl World {
                 }
                 reply = Reply::Failed(errno);
             }
+            Some(CallFault::HalfRename) if self.seed.happens(500) => reply = Reply::Failed(libc::EIO),
             Some(CallFault::CrashAfter | CallFault::HalfRename) => self.kill(process, "crashes after a call"),
             Some(CallFault::HostCrashAfter) => self.crash_host(host, Duration::from_secs(20)),
             Some(CallFault::PauseAfter(span)) => self.pause(process, Some(span)),
