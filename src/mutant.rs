@@ -89,6 +89,8 @@ impl Mutant {
             Self::IngestUnsynced => {
                 Some("a_number_that_a_decision_knows_is_given_to_nobody_else_after_a_power_failure")
             }
+            Self::MoveUnsynced => Some("a_decision_whose_move_reported_an_error_counts_only_once_it_is_durable"),
+            Self::UnsettledReport => Some("what_a_reader_has_settled_is_there_after_a_power_failure"),
             _ => None,
         }
     }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 mod collect;
+mod power;
 
 use super::*;
 use crate::decision::Reader;
@@ -558,43 +559,6 @@ fn what_a_dead_worker_has_reported_is_accepted_before_it_is_declared_lost() {
     }
     let attempts = |seed| attempts_of_a_task_whose_worker_dies_with_its_last_word(seed, Some(Mutant::NoLastLook));
     assert!(seeds.clone().any(|seed| attempts(seed) > 1), "the test shows nothing");
-}
-
-/// A submitter dies before the name of its manifest is durable, a master takes it in, the server loses power, and somebody else
-/// submits. Returns the number that the second one was given, and whether that is its job.
-fn submitted_after_a_power_failure(seed: u64, mutant: Option<Mutant>) -> (JobId, bool) {
-    let play = || {
-        let mut desk = Desk::new(seed, Profile::beegfs());
-        desk.masters();
-        desk.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
-        desk.cluster.spawn(desk.hosts[1], "hasty", |env| {
-            let manifest = toy(1, JobId(1));
-            let mut file = env.fs().create(&layout::job(JobId(1)), 0o600).expect("a manifest");
-            file.write(&to_document(&manifest)).and_then(|()| file.sync()).expect("its bytes");
-        });
-        desk.cluster.run_for(secs(3)).unwrap_or_else(|e| panic!("{e}"));
-        desk.cluster.inject(crate::sim::Fault::PowerLoss(secs(2)));
-        desk.cluster.run_for(secs(10)).unwrap_or_else(|e| panic!("{e}"));
-        let number = Rc::new(Cell::new(JobId(0)));
-        let given = number.clone();
-        desk.cluster.spawn(desk.hosts[1], "client", move |env| {
-            given.set(crate::client::submit::bind(env.fs(), 0o600, &mut toy(2, JobId(0))).expect("a number"));
-        });
-        desk.cluster.run_for(secs(60)).unwrap_or_else(|e| panic!("{e}"));
-        let state = desk.state();
-        (number.get(), state.job(number.get()).is_some_and(|job| job.spec.sub == Nonce(2)))
-    };
-    mutant.map_or_else(play, |mutant| mutant::with(mutant, play))
-}
-
-#[test]
-fn a_number_that_a_decision_knows_is_given_to_nobody_else_after_a_power_failure() {
-    let mut missed = 0;
-    for seed in 330..336 {
-        assert_eq!(submitted_after_a_power_failure(seed, None), (JobId(2), true), "seed {seed}");
-        missed += u32::from(!submitted_after_a_power_failure(seed, Some(Mutant::IngestUnsynced)).1);
-    }
-    assert!(missed > 0, "the test shows nothing");
 }
 
 /// On `nfs3-nolock`, seed 737: what removes strays had looked for the journal of a worker that was only about to begin; for a minute
