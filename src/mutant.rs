@@ -72,7 +72,7 @@ mutants! {
     IngestUnsynced "ingest-unsynced" "Takes in a manifest whose name may not be durable." LATER;
     ForgetUnsettled "forget-unsettled" "Forgets that requests were answered while their files may come back." LATER;
     UnsettledReport "unsettled-report" "Reports ends as final that are not durable." LATER;
-    NoRepair "no-repair" "A new master does not send again what no worker has acknowledged." &[];
+    NoRepair "no-repair" "No master sends again what no worker has acknowledged." &[];
     MailOnce "mail-once" "Mail that is not acknowledged is not sent again by the same master." SESSIONLESS;
     NoNudge "no-nudge" "A leader never nudges directories that a listing may have missed a change of." V3;
     HiddenNews "hidden-news" "The same, and a worker is declared lost whose newest lines an old listing may hide." V3;
@@ -89,6 +89,7 @@ impl Mutant {
             Self::IngestUnsynced => {
                 Some("a_number_that_a_decision_knows_is_given_to_nobody_else_after_a_power_failure")
             }
+            Self::NoNudge => Some("a_job_that_an_old_listing_hides_is_taken_in_within_a_minute"),
             Self::MoveUnsynced => Some("a_decision_whose_move_reported_an_error_counts_only_once_it_is_durable"),
             Self::UnsettledReport => Some("what_a_reader_has_settled_is_there_after_a_power_failure"),
             _ => None,

@@ -553,7 +553,7 @@ impl Lead {
             for awaited in self.overdue.looked(now, overdue) {
                 let dir = match awaited {
                     Awaited::Receipt(w) => {
-                        if !mutant::is(Mutant::MailOnce) {
+                        if !mutant::is(Mutant::MailOnce) && !mutant::is(Mutant::NoRepair) {
                             self.post_again(Some(&w));
                         }
                         continue;

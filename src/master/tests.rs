@@ -594,3 +594,29 @@ fn a_journal_that_was_looked_for_too_early_is_read_once_it_is_there() {
         assert!(read.get() > 0, "not read for 20 s");
     }
 }
+
+/// Two jobs submitted within a second, on a server that stamps changes of a directory in whole seconds. Returns how many were taken in
+/// a minute later.
+fn taken_in_of_two(seed: u64, mutant: Option<Mutant>) -> usize {
+    let play = || {
+        let coarse = Profile { change: crate::sim::profile::Change::Tick(1_000_000_000), ..Profile::nfs3() };
+        let mut desk = Desk::new(seed, coarse);
+        desk.cluster.spawn(desk.hosts[0], "master", master);
+        desk.cluster.spawn(desk.hosts[1], "client", |env| {
+            env.sleep(secs(20));
+            submit(env, 1).expect("a manifest");
+            env.sleep(Duration::from_millis(400));
+            submit(env, 2).expect("a manifest");
+        });
+        desk.cluster.run_for(secs(85)).unwrap_or_else(|e| panic!("{e}"));
+        desk.state().jobs.len()
+    };
+    mutant.map_or_else(play, |mutant| mutant::with(mutant, play))
+}
+
+#[test]
+fn a_job_that_an_old_listing_hides_is_taken_in_within_a_minute() {
+    let seeds = 370..380;
+    assert!(seeds.clone().all(|seed| taken_in_of_two(seed, None) == 2));
+    assert!(seeds.clone().any(|seed| taken_in_of_two(seed, Some(Mutant::NoNudge)) < 2), "the test shows nothing");
+}
